@@ -1,0 +1,3 @@
+//! The aenv binary: command line, host roles, configuration, doctor.
+
+fn main() {}

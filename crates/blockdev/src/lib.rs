@@ -1,0 +1,1 @@
+//! A stack of layers as something a program can open by path.

@@ -1,0 +1,1 @@
+//! OCI images: references, pull, and the conversion of tar layers into overlaybd layers on ext4.

@@ -1,0 +1,1 @@
+//! The overlaybd layer format: layers, merged index, writable upper, seal and restack.

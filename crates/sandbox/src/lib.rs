@@ -1,0 +1,1 @@
+//! Sandbox lifecycle: one actor per sandbox, durable records, templates, adoption after a restart.

@@ -1,0 +1,3 @@
+//! Guest daemon that speaks the E2B envd protocol.
+
+fn main() {}
