@@ -1,5 +1,7 @@
 //! Types that cross processes: the E2B wire formats and the storage daemon's gRPC service.
 
+pub mod api;
+
 /// The storage daemon's gRPC messages, client and server, generated from `proto/storage.proto`.
 #[cfg(feature = "storage")]
 pub mod storage {
