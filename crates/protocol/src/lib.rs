@@ -6,6 +6,8 @@ pub mod connect;
 pub mod envd;
 pub mod timestamp;
 
+pub mod api;
+
 /// The storage daemon's gRPC messages, client and server, generated from `proto/storage.proto`.
 #[cfg(feature = "storage")]
 pub mod storage {
