@@ -1,5 +1,7 @@
 //! Setup with the host's real apt, real packages and a real web server.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
