@@ -43,7 +43,10 @@ fn removing_leaves_no_mount_no_process_and_no_socket() {
     front_end.remove().unwrap();
     assert_eq!(mounts_under(directory.path()), 0);
     assert!(!config.keeper_socket.exists());
-    let children = std::fs::read_to_string(format!("/proc/self/task/{}/children", rustix::thread::gettid().as_raw_nonzero()));
+    let children = std::fs::read_to_string(format!(
+        "/proc/self/task/{}/children",
+        rustix::thread::gettid().as_raw_nonzero()
+    ));
     assert_eq!(children.unwrap_or_default().trim(), "");
 }
 

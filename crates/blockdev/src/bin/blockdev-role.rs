@@ -58,8 +58,9 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     match arguments.next().as_ref().and_then(|role| role.to_str()) {
         Some("fuse-keeper") => Ok(keeper::run(&KeeperConfig::from_arguments(arguments)?)?),
         Some("serve") => {
-            let arguments: Vec<String> =
-                arguments.map(|word| word.into_string().map_err(|_| "not UTF-8")).collect::<Result<_, _>>()?;
+            let arguments: Vec<String> = arguments
+                .map(|word| word.into_string().map_err(|_| "not UTF-8"))
+                .collect::<Result<_, _>>()?;
             serve(&arguments)
         }
         _ => Err("usage: blockdev-role fuse-keeper|serve ...".into()),
@@ -67,7 +68,9 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn serve(arguments: &[String]) -> Result<(), Box<dyn std::error::Error>> {
-    let [mount_point, socket, threads, devices @ ..] = arguments else { return Err("too few arguments".into()) };
+    let [mount_point, socket, threads, devices @ ..] = arguments else {
+        return Err("too few arguments".into());
+    };
     let front_end = FuseFrontEnd::attach(&FuseConfig {
         mount_point: mount_point.into(),
         keeper_socket: socket.into(),

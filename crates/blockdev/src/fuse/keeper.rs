@@ -54,7 +54,9 @@ pub struct KeeperConfig {
 #[non_exhaustive]
 pub enum KeeperError {
     /// The command line is not one that [`KeeperConfig::to_arguments`] made.
-    #[error("usage: fuse-keeper MOUNT_POINT SOCKET CHANNELS (1 to {CHANNELS_MAX}); it is started by the storage daemon")]
+    #[error(
+        "usage: fuse-keeper MOUNT_POINT SOCKET CHANNELS (1 to {CHANNELS_MAX}); it is started by the storage daemon"
+    )]
     Usage,
     /// A system call failed.
     #[error("cannot {action}: {source}")]
@@ -118,7 +120,9 @@ fn report(line: &str) {
 
 /// Whoever waits for the end of our parent's output must not wait for us.
 fn let_go_of_standard_streams() {
-    let Ok(null) = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()) else { return };
+    let Ok(null) = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()) else {
+        return;
+    };
     let _ = rustix::stdio::dup2_stdin(&null);
     let _ = rustix::stdio::dup2_stdout(&null);
     let _ = rustix::stdio::dup2_stderr(&null);
@@ -146,7 +150,8 @@ impl Keeper {
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
         survive_memory_shortage();
         let listener = listen(&config.socket).map_err(host("listen on", &config.socket))?;
-        let (first, session) = mount::mount(&config.mount_point).map_err(host("mount", &config.mount_point))?;
+        let (first, session) =
+            mount::mount(&config.mount_point).map_err(host("mount", &config.mount_point))?;
         let mut keeper = Self {
             mount_point: config.mount_point.clone(),
             socket_path: config.socket.clone(),
@@ -208,9 +213,11 @@ impl Keeper {
             fresh = self.make_channels().ok()?;
             &fresh
         };
-        let channels: Vec<_> = std::iter::once(&self.first).chain(others).map(|channel| channel.as_fd()).collect();
+        let channels: Vec<_> =
+            std::iter::once(&self.first).chain(others).map(|channel| channel.as_fd()).collect();
         // Without resending, the first descriptor is for notifications only: it is never closed.
-        let offer = Offer { session: self.session, serve_on_first: self.session.resends() || self.channels == 1 };
+        let offer =
+            Offer { session: self.session, serve_on_first: self.session.resends() || self.channels == 1 };
         message::send_offer(&connection, offer, &channels).ok()?;
         Some((connection, process_id))
     }
@@ -224,7 +231,8 @@ fn survive_memory_shortage() {
 }
 
 fn listen(path: &Path) -> io::Result<OwnedFd> {
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     rustix::net::listen(&socket, 8)?;
     Ok(socket)
@@ -234,7 +242,8 @@ fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
     let connection = rustix::net::accept_with(listener, SocketFlags::CLOEXEC).ok()?;
     // A peer that does not read must not stop us.
     let timeout = Some(Duration::from_secs(2));
-    rustix::net::sockopt::set_socket_timeout(&connection, rustix::net::sockopt::Timeout::Send, timeout).ok()?;
+    rustix::net::sockopt::set_socket_timeout(&connection, rustix::net::sockopt::Timeout::Send, timeout)
+        .ok()?;
     Some(connection)
 }
 

@@ -79,7 +79,8 @@ fn shake_hands(descriptor: BorrowedFd<'_>) -> io::Result<Session> {
             other => break other?,
         }
     };
-    let malformed = |_| io::Error::new(io::ErrorKind::InvalidData, "the kernel's FUSE handshake is malformed");
+    let malformed =
+        |_| io::Error::new(io::ErrorKind::InvalidData, "the kernel's FUSE handshake is malformed");
     let (header, body) = Header::parse(&message[..length]).map_err(malformed)?;
     let (reply, session) = negotiate(header, body).map_err(malformed)??;
     let mut head = [0; OUT_HEADER_BYTES];

@@ -74,7 +74,9 @@ impl Server {
             opcode::STATFS => Ok(self.statistics(out)),
             // Nothing hangs on an open file: every answer is derived from the inode, so that a successor, which has seen
             // no OPEN, can answer too.
-            opcode::RELEASE | opcode::RELEASEDIR | opcode::FLUSH | opcode::FSYNCDIR | opcode::SYNCFS => Ok(Reply::Body(0)),
+            opcode::RELEASE | opcode::RELEASEDIR | opcode::FLUSH | opcode::FSYNCDIR | opcode::SYNCFS => {
+                Ok(Reply::Body(0))
+            }
             // Lookups are not counted, because inodes are never used twice.
             opcode::FORGET | opcode::BATCH_FORGET | opcode::DESTROY => Ok(Reply::None),
             // Requests end by themselves; ENOSYS tells the kernel never to ask again.

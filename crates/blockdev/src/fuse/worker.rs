@@ -134,13 +134,20 @@ fn serve(channel: BorrowedFd<'_>, server: &Server, stopping: &AtomicBool) {
 
 fn answer(channel: BorrowedFd<'_>, server: &Server, message: &[u8], out: &mut [u8]) {
     let Ok((header, request)) = Header::parse(message) else {
-        tracing::error!(bytes = message.len(), "the kernel sent a request that contradicts its own length; ignored");
+        tracing::error!(
+            bytes = message.len(),
+            "the kernel sent a request that contradicts its own length; ignored"
+        );
         return;
     };
     // A defect in one image must not end the thread that serves all of them.
     let reply = std::panic::catch_unwind(AssertUnwindSafe(|| server.answer(header, request, out)))
         .unwrap_or_else(|_| {
-            tracing::error!(opcode = header.opcode, inode = header.inode, "a request failed by a panic; answered EIO");
+            tracing::error!(
+                opcode = header.opcode,
+                inode = header.inode,
+                "a request failed by a panic; answered EIO"
+            );
             Reply::Error(libc::EIO)
         });
     let (error, length) = match reply {

@@ -443,8 +443,7 @@ pub(crate) fn two_hundred_devices_come_and_go(front_end: &dyn FrontEnd) {
         let targets = descriptors.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
         targets.filter(|target| target.starts_with(front_end.mount_point())).count()
     };
-    let devices: Vec<_> =
-        (0..200).map(|i| Opened::disk(front_end, &format!("many-{i:03}"), 65536)).collect();
+    let devices: Vec<_> = (0..200).map(|i| Opened::disk(front_end, &format!("many-{i:03}"), 65536)).collect();
     for device in &devices {
         device.open().write_all_at(&[1; 4096], 0).unwrap();
     }

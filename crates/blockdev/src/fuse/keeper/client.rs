@@ -23,7 +23,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Mounting takes milliseconds.
 const START_TIMEOUT: Duration = Duration::from_secs(15);
 /// A predecessor that was killed may need this long to close its files: it finishes the disk operation it is in.
-const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(10);
+const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The channels, and the connection that says they are ours.
 #[derive(Debug)]
@@ -52,7 +52,8 @@ impl Kept {
         }
         prepare(config)?;
         let child = start(config, command)?;
-        take(config, Some(child))?.ok_or_else(|| keeper_error(config, "it ended right after its start; try again"))
+        take(config, Some(child))?
+            .ok_or_else(|| keeper_error(config, "it ended right after its start; try again"))
     }
 
     /// Has the keeper unmount and end.
@@ -83,7 +84,8 @@ impl Kept {
                 // The keeper is dead, but we have the channels: the mount can be taken away without it.
                 tracing::warn!(%error, "the keeper does not answer; unmounting without it");
                 if let Err(error) = mount::unmount(&config.mount_point, UNMOUNT_PATIENCE) {
-                    let error = FrontEndError::host(format!("unmount {}", config.mount_point.display()), error);
+                    let error =
+                        FrontEndError::host(format!("unmount {}", config.mount_point.display()), error);
                     return Err((Box::new(self), error));
                 }
             }
@@ -113,7 +115,9 @@ fn take(config: &KeeperConfig, child: Option<Child>) -> Result<Option<Kept>, Fro
     loop {
         let connection = match connect(&config.socket) {
             Ok(connection) => connection,
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ECONNREFUSED)) => return Ok(None),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ECONNREFUSED)) => {
+                return Ok(None);
+            }
             Err(error) => return Err(failed(config, &error)),
         };
         match message::receive_greeting(&connection) {
@@ -128,7 +132,10 @@ fn take(config: &KeeperConfig, child: Option<Child>) -> Result<Option<Kept>, Fro
                 }));
             }
             Ok(Greeting::Busy(process_id)) if Instant::now() > deadline => {
-                return Err(FrontEndError::ServedElsewhere { mount_point: config.mount_point.clone(), process_id });
+                return Err(FrontEndError::ServedElsewhere {
+                    mount_point: config.mount_point.clone(),
+                    process_id,
+                });
             }
             Ok(Greeting::Busy(_)) => std::thread::sleep(Duration::from_millis(20)),
             Err(error) => return Err(failed(config, &error)),
@@ -137,7 +144,8 @@ fn take(config: &KeeperConfig, child: Option<Child>) -> Result<Option<Kept>, Fro
 }
 
 fn connect(path: &Path) -> io::Result<OwnedFd> {
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     set_receive_timeout(&socket, Some(ANSWER_TIMEOUT))?;
     Ok(socket)
@@ -161,11 +169,9 @@ fn prepare(config: &KeeperConfig) -> Result<(), FrontEndError> {
     }
     let socket_directory = config.socket.parent().unwrap_or(Path::new("/"));
     for directory in [config.mount_point.as_path(), socket_directory] {
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(directory)
-            .map_err(|error| FrontEndError::host(format!("make the directory {}", directory.display()), error))?;
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(|error| {
+            FrontEndError::host(format!("make the directory {}", directory.display()), error)
+        })?;
     }
     match std::fs::remove_file(&config.socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -192,9 +198,9 @@ fn start(config: &KeeperConfig, command: &[OsString]) -> Result<Child, FrontEndE
             Ok(())
         });
     }
-    let mut child = command
-        .spawn()
-        .map_err(|error| keeper_error(config, &format!("cannot start {}: {error}", program.to_string_lossy())))?;
+    let mut child = command.spawn().map_err(|error| {
+        keeper_error(config, &format!("cannot start {}: {error}", program.to_string_lossy()))
+    })?;
     match first_line(&mut child) {
         Ok(line) if line == "ready" => Ok(child),
         other => {
@@ -232,7 +238,10 @@ fn first_line(child: &mut Child) -> io::Result<String> {
 
 fn failed(config: &KeeperConfig, error: &io::Error) -> FrontEndError {
     let socket = config.socket.display();
-    keeper_error(config, &format!("no answer on {socket}: {error}; if it hangs, kill the process that listens there"))
+    keeper_error(
+        config,
+        &format!("no answer on {socket}: {error}; if it hangs, kill the process that listens there"),
+    )
 }
 
 fn keeper_error(config: &KeeperConfig, reason: &str) -> FrontEndError {

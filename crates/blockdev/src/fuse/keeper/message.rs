@@ -12,7 +12,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
 };
 
 use super::super::abi::{Encoder, Fields};
@@ -78,15 +79,20 @@ pub(super) fn receive_greeting(socket: &OwnedFd) -> io::Result<Greeting> {
     let mut packet = [0; OFFER_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(CHANNELS_MAX as usize))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let received =
-        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut packet)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let received = rustix::net::recvmsg(
+        socket,
+        &mut [IoSliceMut::new(&mut packet)],
+        &mut ancillary,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
     let mut channels = Vec::new();
     for message in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(descriptors) = message {
             channels.extend(descriptors);
         }
     }
-    let strange = || io::Error::new(io::ErrorKind::InvalidData, "it speaks another version of the keeper's protocol");
+    let strange =
+        || io::Error::new(io::ErrorKind::InvalidData, "it speaks another version of the keeper's protocol");
     let mut fields = Fields(&packet[..received.bytes]);
     let mut word = || fields.u32().map_err(|_| strange());
     let (magic, kind, third, fourth) = (word()?, word()?, word()?, word()?);
