@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import leftovers
-from .paths import AENV, CACHE, unique_name
+from .paths import AENV, CACHE, LOGS, unique_name
 from .registry import free_port
 from .shell import run, text
 
@@ -71,27 +71,43 @@ def _free_slot_range() -> str:
     return f"10.{secrets.choice(choices)}.0.0/16"
 
 
+@dataclass(frozen=True)
+class Identity:
+    """What tells one node from every other on this machine; enough to reach it from another process."""
+
+    folder: str
+    name_prefix: str
+    port: int
+    run_token: str
+
+
 class Node:
     """Folders and configuration of one node, and the `aenv serve` process that runs on them while started."""
 
-    def __init__(self, settings: Settings, *, keep_logs_in: Optional[Path] = None) -> None:
+    def __init__(self, settings: Settings, *, identity: Optional[Identity] = None) -> None:
         self.settings = settings
-        self.folder = Path(tempfile.mkdtemp(prefix="aenv-node-"))
+        self.identity = identity or Identity(
+            folder=tempfile.mkdtemp(prefix="aenv-node-"),
+            name_prefix=unique_name("t"),
+            port=free_port(),
+            run_token=secrets.token_hex(8),
+        )
+        self.folder = Path(self.identity.folder)
         self.data_dir = self.folder / "data"
         self.runtime_dir = self.folder / "run"
-        self.name_prefix = unique_name("t")
-        self.port = free_port()
-        self.address = f"127.0.0.1:{self.port}"
+        self.address = f"127.0.0.1:{self.identity.port}"
         self.url = f"http://{self.address}"
-        self.domain = f"sandbox.test:{self.port}"
+        self.domain = f"sandbox.test:{self.identity.port}"
         self.api_key_file = self.data_dir / "api-key"
         self.config_path = self.folder / "aenv.toml"
         self.log_path = self.folder / "serve.log"
-        self.scope = leftovers.Scope(self.data_dir, self.runtime_dir, self.name_prefix, secrets.token_hex(8))
-        self._keep_logs_in = keep_logs_in
+        self.scope = leftovers.Scope(
+            self.data_dir, self.runtime_dir, self.identity.name_prefix, self.identity.run_token
+        )
         self._process: Optional[subprocess.Popen] = None
-        self.data_dir.mkdir(mode=0o700)
-        self._write_configuration()
+        if identity is None:
+            self.data_dir.mkdir(mode=0o700)
+            self._write_configuration()
 
     def _write_configuration(self) -> None:
         top = {
@@ -111,7 +127,7 @@ class Node:
             "network": {
                 "slot_range": _free_slot_range(),
                 "dns": list(self.settings.dns),
-                "name_prefix": self.name_prefix,
+                "name_prefix": self.identity.name_prefix,
             },
             "vmm": {"accelerator": "auto"},
         }
@@ -265,9 +281,8 @@ class Node:
                     pass  # a node that cannot answer is cleaned up from outside below
                 self.stop()
         finally:
-            if self._keep_logs_in is not None:
-                self._keep_logs_in.mkdir(parents=True, exist_ok=True)
-                (self._keep_logs_in / f"{self.name_prefix}.log").write_text(self.logs(last_bytes=1 << 20))
+            LOGS.mkdir(parents=True, exist_ok=True)
+            (LOGS / f"{self.identity.name_prefix}.log").write_text(self.logs(last_bytes=1 << 20))
             leftovers.remove(self.scope)
             if not leftovers.mounts(self.scope):
                 shutil.rmtree(self.folder, ignore_errors=True)

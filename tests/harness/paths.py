@@ -6,6 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache"
+LOGS = CACHE / "logs"
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 AENV = Path(os.environ.get("AENV_BIN", TARGET / "debug" / "aenv"))
 
