@@ -5,7 +5,7 @@ import os
 import unicodedata
 
 import pytest
-from e2b import FileType, InvalidArgumentException, NotFoundException, SandboxException
+from e2b import AuthenticationException, FileType, InvalidArgumentException, NotFoundException
 
 AWKWARD_NAMES = [
     "a 中.txt",
@@ -174,7 +174,7 @@ def test_remove_is_recursive(sandbox, folder):
 
 
 def test_unknown_user_is_refused(sandbox):
-    with pytest.raises((SandboxException, Exception), match="nobody-here"):
+    with pytest.raises(AuthenticationException, match="nobody-here"):
         sandbox.files.read("/etc/hostname", user="nobody-here")
 
 
