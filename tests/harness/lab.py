@@ -10,7 +10,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, Sequence
+from typing import Iterator, List, Sequence
 
 from . import images
 from .node import Identity, Node, Settings
@@ -31,7 +31,7 @@ class Lab:
 
     registry_host: str
     outside_public: str
-    outside_private: str
+    outside_closed: List[str]
     node: Node
 
     def reference(self, name: str) -> str:
@@ -56,7 +56,7 @@ class Lab:
         described = {
             "registry_host": self.registry_host,
             "outside_public": self.outside_public,
-            "outside_private": self.outside_private,
+            "outside_closed": self.outside_closed,
             "node": dataclasses.asdict(self.node.identity),
         }
         path.write_text(json.dumps(described))
@@ -88,7 +88,7 @@ def start() -> Iterator[Lab]:
         now = _step("guest kernel, initramfs and tools", now)
         node.start()
         now = _step(f"aenv serve on {node.address}, data in {node.data_dir}", now)
-        lab = Lab(registry.host, outside.public, outside.private, node)
+        lab = Lab(registry.host, outside.public, outside.closed, node)
         for name in TEMPLATES:
             node.pull(lab.reference(name), name)
             now = _step(f"pulled {name}", now)

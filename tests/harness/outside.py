@@ -1,7 +1,7 @@
-"""A network of our own that stands for "outside" in tests: a namespace with a public web and DNS server and a private one.
+"""A network of our own that stands for "outside" in tests: a namespace with a web and a DNS server on several addresses.
 
-The public address is from TEST-NET-3 (RFC 5737) and the private one from 10.0.0.0/8; both exist only inside the
-namespace, so that no packet of a test can leave this machine, whatever the policy under test lets through.
+One address is public (TEST-NET-3, RFC 5737); the others lie in networks a sandbox must never reach. All exist only
+inside the namespace, so that no packet of a test can leave this machine, whatever the policy under test lets through.
 """
 
 import http.server
@@ -22,9 +22,17 @@ from harness.shell import CommandFailed, run, text
 HOST_NAME = "outside.test"
 HTTP_PORT = 80
 
+CLOSED_NETS = ("10.{}.7.0", "172.31.{}.0", "192.168.{}.0", "100.64.{}.0", "169.254.{}.0")
+"""Networks of private use (RFC 1918), of carriers (RFC 6598) and of one link (RFC 3927)."""
 
-def _used(prefix: str) -> bool:
-    return prefix in text(["ip", "-4", "-o", "addr"]) or prefix in text(["ip", "-4", "route"])
+
+def _used(net: str) -> bool:
+    return net in text(["ip", "-4", "route", "show", "table", "all"])
+
+
+def _neighbour(net: str, offset: int) -> str:
+    head, _, last = net.rpartition(".")
+    return f"{head}.{int(last) + offset}"
 
 
 class Outside:
@@ -33,29 +41,28 @@ class Outside:
     def __init__(self, name: str) -> None:
         self.name = name
         for index in range(31):
-            self._net = f"203.0.113.{8 * index}"
-            host, self.public = (f"203.0.113.{8 * index + offset}" for offset in (1, 2))
-            private_host, self.private = (f"10.{200 + index}.7.{offset}" for offset in (1, 2))
-            if not _used(f"{self._net}/29") and not _used(f"{host}/29"):
+            nets = [f"203.0.113.{8 * index}", *(net.format(200 + index) for net in CLOSED_NETS)]
+            if not any(_used(f"{net}/29") for net in nets):
                 break
         else:
             raise RuntimeError("no free test network is left: remove namespaces of earlier runs (ip netns)")
+        hosts, inner = ([_neighbour(net, offset) for net in nets] for offset in (1, 2))
+        self.public, *self.closed = inner
         self.dns = self.public
         self._process = None
         inside = ["ip", "-n", name]
         try:
             run(["ip", "netns", "add", name])
             run(["ip", "link", "add", f"{name}h", "type", "veth", "peer", "name", "outside0", "netns", name])
-            run(["ip", "addr", "add", f"{host}/29", "dev", f"{name}h"])
-            run(["ip", "addr", "add", f"{private_host}/29", "dev", f"{name}h"])
+            for host, address in zip(hosts, inner, strict=True):
+                run(["ip", "addr", "add", f"{host}/29", "dev", f"{name}h"])
+                run([*inside, "addr", "add", f"{address}/29", "dev", "outside0"])
             run(["ip", "link", "set", f"{name}h", "up"])
-            run([*inside, "addr", "add", f"{self.public}/29", "dev", "outside0"])
-            run([*inside, "addr", "add", f"{self.private}/29", "dev", "outside0"])
             run([*inside, "link", "set", "outside0", "up"])
             run([*inside, "link", "set", "lo", "up"])
             # Answers to sandboxes whose address is not translated would otherwise have no way back, and a test that
             # expects a refusal would pass for that reason alone.
-            run([*inside, "route", "add", "default", "via", host])
+            run([*inside, "route", "add", "default", "via", hosts[0]])
             self._serve()
         except BaseException:
             self.close()
