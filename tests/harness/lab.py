@@ -8,9 +8,9 @@ import dataclasses
 import json
 import os
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, List, Sequence
 
 from . import images
 from .node import Identity, Node, Settings
@@ -31,7 +31,7 @@ class Lab:
 
     registry_host: str
     outside_public: str
-    outside_closed: List[str]
+    outside_closed: list[str]
     node: Node
 
     def reference(self, name: str) -> str:

@@ -1,12 +1,12 @@
-"""What a node has on the host right now: the evidence that nothing is left behind, and the last resort that removes it."""
+"""What a node has on the host right now: evidence that nothing is left behind, and the last resort to remove it."""
 
+import contextlib
 import os
 import re
 import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Set
 
 from .shell import run
 
@@ -26,7 +26,7 @@ class Scope:
     run_token: str
 
 
-Observation = Dict[str, Set[str]]
+Observation = dict[str, set[str]]
 """Kind of thing → descriptions of the things of that kind."""
 
 
@@ -37,7 +37,7 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def processes(scope: Scope) -> Dict[int, str]:
+def processes(scope: Scope) -> dict[int, str]:
     """Live processes of the node, by pid: those that inherited the token or name one of its folders."""
     found = {}
     token = f"{RUN_VARIABLE}={scope.run_token}".encode()
@@ -54,7 +54,7 @@ def processes(scope: Scope) -> Dict[int, str]:
     return found
 
 
-def mounts(scope: Scope) -> List[str]:
+def mounts(scope: Scope) -> list[str]:
     """Mount points under the node's folders, in the order they were mounted."""
     points = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -64,7 +64,7 @@ def mounts(scope: Scope) -> List[str]:
     return points
 
 
-def namespaces(scope: Scope) -> List[str]:
+def namespaces(scope: Scope) -> list[str]:
     """Named network namespaces of the node."""
     folder = Path("/run/netns")
     if not folder.is_dir():
@@ -72,7 +72,7 @@ def namespaces(scope: Scope) -> List[str]:
     return sorted(entry.name for entry in folder.iterdir() if entry.name.startswith(scope.name_prefix))
 
 
-def loop_devices(scope: Scope) -> Dict[str, str]:
+def loop_devices(scope: Scope) -> dict[str, str]:
     """Loop devices on files of the node: device → file."""
     found = {}
     for device in Path("/sys/block").glob("loop*"):
@@ -82,19 +82,19 @@ def loop_devices(scope: Scope) -> Dict[str, str]:
     return found
 
 
-def links(scope: Scope) -> List[str]:
+def links(scope: Scope) -> list[str]:
     """Network interfaces of the node in the host's namespace."""
     return sorted(entry.name for entry in Path("/sys/class/net").iterdir() if entry.name.startswith(scope.name_prefix))
 
 
-def nft_tables(scope: Scope) -> List[str]:
+def nft_tables(scope: Scope) -> list[str]:
     """nftables tables of the node in the host's namespace, as `family name`."""
     lines = run(["nft", "list", "tables"]).stdout.decode().splitlines()
     names = (line.removeprefix("table ").strip() for line in lines)
     return sorted(name for name in names if name.split()[-1].startswith(scope.name_prefix))
 
 
-def listening_ports(pids: Set[int]) -> Set[str]:
+def listening_ports(pids: set[int]) -> set[str]:
     """TCP ports of the host's namespace on which one of `pids` listens."""
     by_inode = {}
     for table in ("tcp", "tcp6"):
@@ -118,7 +118,7 @@ def listening_ports(pids: Set[int]) -> Set[str]:
     return ports
 
 
-def files(scope: Scope) -> Set[str]:
+def files(scope: Scope) -> set[str]:
     """Everything under the node's folders but the database, logs and what one import keeps for ever."""
     found = set()
     for root in (scope.data_dir, scope.runtime_dir):
@@ -147,12 +147,12 @@ def observe(scope: Scope) -> Observation:
     }
 
 
-def appeared(before: Observation, after: Observation) -> List[str]:
+def appeared(before: Observation, after: Observation) -> list[str]:
     """What is there after and was not before, one line each."""
     return [f"{kind}: {thing}" for kind in after for thing in sorted(after[kind] - before.get(kind, set()))]
 
 
-def settled(before: Observation, scope: Scope, timeout_s: float) -> List[str]:
+def settled(before: Observation, scope: Scope, timeout_s: float) -> list[str]:
     """Waits until nothing more than `before` is there; the rest, if something still is at the deadline."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -162,12 +162,10 @@ def settled(before: Observation, scope: Scope, timeout_s: float) -> List[str]:
         time.sleep(0.2)
 
 
-def _end(pids: Set[int], with_signal: signal.Signals, timeout_s: float, scope: Scope) -> Set[int]:
+def _end(pids: set[int], with_signal: signal.Signals, timeout_s: float, scope: Scope) -> set[int]:
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, with_signal)
-        except ProcessLookupError:
-            pass
     deadline = time.monotonic() + timeout_s
     while True:
         rest = pids & set(processes(scope))

@@ -1,5 +1,6 @@
 """A private node: `aenv serve` with its own folders, port, network names and address range."""
 
+import contextlib
 import json
 import os
 import secrets
@@ -10,9 +11,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any
 
 from . import leftovers
 from .paths import AENV, CACHE, LOGS, unique_name
@@ -46,7 +48,7 @@ class Settings:
     vcpus: int = 1
     memory_mib: int = 512
     virtual_size_gib: int = 16
-    extra: Dict[str, Dict[str, Json]] = field(default_factory=dict)
+    extra: dict[str, dict[str, Json]] = field(default_factory=dict)
     """Further configuration: table → key → value; replaces what is set here."""
 
 
@@ -84,7 +86,7 @@ class Identity:
 class Node:
     """Folders and configuration of one node, and the `aenv serve` process that runs on them while started."""
 
-    def __init__(self, settings: Settings, *, identity: Optional[Identity] = None) -> None:
+    def __init__(self, settings: Settings, *, identity: Identity | None = None) -> None:
         self.settings = settings
         self.identity = identity or Identity(
             folder=tempfile.mkdtemp(prefix="aenv-node-"),
@@ -104,7 +106,7 @@ class Node:
         self.scope = leftovers.Scope(
             self.data_dir, self.runtime_dir, self.identity.name_prefix, self.identity.run_token
         )
-        self._process: Optional[subprocess.Popen] = None
+        self._process: subprocess.Popen | None = None
         if identity is None:
             self.data_dir.mkdir(mode=0o700)
             self._write_configuration()
@@ -117,7 +119,7 @@ class Node:
             "runtime_dir": self.runtime_dir,
             "api_key_file": self.api_key_file,
         }
-        tables: Dict[str, Dict[str, Json]] = {
+        tables: dict[str, dict[str, Json]] = {
             "sandbox": {
                 "default_vcpus": self.settings.vcpus,
                 "default_memory_mib": self.settings.memory_mib,
@@ -137,7 +139,7 @@ class Node:
 
     # -- the process ------------------------------------------------------------------------------------------------
 
-    def _environment(self) -> Dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         return dict(os.environ, **{leftovers.RUN_VARIABLE: self.scope.run_token})
 
     def start(self) -> "Node":
@@ -148,7 +150,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environment(),
+                env=self.environment(),
                 start_new_session=True,
             )
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -190,18 +192,18 @@ class Node:
             raise RuntimeError(f"expected one {role} process, found {len(found)}: {self.processes()}")
         return found[0]
 
-    def processes(self) -> Dict[int, str]:
+    def processes(self) -> dict[int, str]:
         return leftovers.processes(self.scope)
 
-    def virtual_machine_pids(self) -> Dict[int, str]:
+    def virtual_machine_pids(self) -> dict[int, str]:
         return {pid: command for pid, command in self.processes().items() if "qemu-system" in command.split()[0]}
 
     # -- the command line -------------------------------------------------------------------------------------------
 
-    def aenv(self, *arguments: Union[str, Path], timeout_s: float = 120, **options) -> subprocess.CompletedProcess:
+    def aenv(self, *arguments: str | Path, timeout_s: float = 120, **options) -> subprocess.CompletedProcess:
         """Runs `aenv` against this node and returns what it said as bytes."""
         command = [AENV, "--config", self.config_path, *arguments]
-        return run(command, timeout_s=timeout_s, env=self._environment(), **options)
+        return run(command, timeout_s=timeout_s, env=self.environment(), **options)
 
     def set_up_assets(self) -> None:
         """`aenv setup`, into a folder under .cache that the nodes of one checkout share."""
@@ -224,11 +226,11 @@ class Node:
         self,
         method: str,
         path: str,
-        body: Optional[Json] = None,
+        body: Json | None = None,
         *,
-        key: Optional[str] = "",
-        headers: Optional[Mapping[str, str]] = None,
-        data: Optional[bytes] = None,
+        key: str | None = "",
+        headers: Mapping[str, str] | None = None,
+        data: bytes | None = None,
         timeout_s: float = 60,
     ) -> Answer:
         """One request; `key=None` sends no key, the default sends the node's."""
@@ -246,14 +248,14 @@ class Node:
             with error:
                 return Answer(error.code, error.headers, error.read())
 
-    def sandbox_ids(self) -> List[str]:
+    def sandbox_ids(self) -> list[str]:
         return [item["sandboxID"] for item in self.request("GET", "/v2/sandboxes").json()]
 
     def kill_sandboxes(self) -> None:
         for sandbox_id in self.sandbox_ids():
             self.request("DELETE", f"/sandboxes/{sandbox_id}")
 
-    def sdk_environment(self) -> Dict[str, str]:
+    def sdk_environment(self) -> dict[str, str]:
         """Variables the published SDKs are pointed here with."""
         return {"E2B_API_KEY": self.api_key, "E2B_API_URL": self.url, "E2B_SANDBOX_URL": self.url}
 
@@ -261,7 +263,7 @@ class Node:
 
     def logs(self, last_bytes: int = 8000) -> str:
         """The end of the node's log and of every console it has, for a failure report."""
-        parts: List[Tuple[str, bytes]] = [("aenv serve", self.log_path.read_bytes() if self.log_path.exists() else b"")]
+        parts: list[tuple[str, bytes]] = [("aenv serve", self.log_path.read_bytes() if self.log_path.exists() else b"")]
         for pattern in ("*.log", "storaged/*.log", "sandboxes/*/console.log"):
             parts += [(str(path.relative_to(self.data_dir)), path.read_bytes()) for path in self.data_dir.glob(pattern)]
         return "\n".join(
@@ -275,10 +277,9 @@ class Node:
         """Ends everything of this node and removes its folders."""
         try:
             if self._process is not None and self._process.poll() is None:
-                try:
+                # A node that cannot answer is cleaned up from outside below.
+                with contextlib.suppress(OSError, ValueError, KeyError):
                     self.kill_sandboxes()
-                except (OSError, ValueError, KeyError):
-                    pass  # a node that cannot answer is cleaned up from outside below
                 self.stop()
         finally:
             LOGS.mkdir(parents=True, exist_ok=True)

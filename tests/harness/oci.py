@@ -9,9 +9,9 @@ import io
 import json
 import subprocess
 import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional
 
 EPOCH_S = 1_700_000_000
 """The time of everything in a test image."""
@@ -31,9 +31,9 @@ class LayerTar:
 
     def __init__(self) -> None:
         self._buffer = io.BytesIO()
-        self._tar = tarfile.open(fileobj=self._buffer, mode="w", format=tarfile.PAX_FORMAT)
+        self._tar = tarfile.TarFile(fileobj=self._buffer, mode="w", format=tarfile.PAX_FORMAT)
 
-    def _add(self, name: str, mode: int, uid: int, gid: int, data: Optional[bytes] = None, **fields) -> None:
+    def _add(self, name: str, mode: int, uid: int, gid: int, data: bytes | None = None, **fields) -> None:
         member = tarfile.TarInfo(name)
         member.mode, member.uid, member.gid, member.mtime = mode, uid, gid, EPOCH_S
         for key, value in fields.items():
@@ -79,11 +79,11 @@ class Layer:
 class Image:
     """What goes into the image configuration, and the layers from the bottom."""
 
-    layers: List[Layer]
+    layers: list[Layer]
     env: Mapping[str, str] = field(default_factory=dict)
     user: str = ""
     working_dir: str = ""
-    command: List[str] = field(default_factory=list)
+    command: list[str] = field(default_factory=list)
 
 
 def _compress(layer: Layer) -> bytes:
@@ -100,12 +100,12 @@ def write_layout(image: Image, folder: Path, tag: str) -> str:
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True)
 
-    def blob(data: bytes, media_type: str) -> Dict[str, object]:
+    def blob(data: bytes, media_type: str) -> dict[str, object]:
         digest = hashlib.sha256(data).hexdigest()
         (blobs / digest).write_bytes(data)
         return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
 
-    def document(value: object, media_type: str) -> Dict[str, object]:
+    def document(value: object, media_type: str) -> dict[str, object]:
         return blob(json.dumps(value, sort_keys=True, separators=(",", ":")).encode(), media_type)
 
     created = "2023-11-14T22:13:20Z"

@@ -1,4 +1,4 @@
-"""A network of our own that stands for "outside" in tests: a namespace with a web and a DNS server on several addresses.
+"""A network of our own that stands for "outside" in tests: a namespace with a web and a DNS server.
 
 One address is public (TEST-NET-3, RFC 5737); the others lie in networks a sandbox must never reach. All exist only
 inside the namespace, so that no packet of a test can leave this machine, whatever the policy under test lets through.

@@ -12,8 +12,8 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, Optional
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -110,8 +110,8 @@ class Registry:
         self.close()
 
 
-def with_test_images(only: Optional[Dict[str, object]] = None) -> Registry:
-    """Starts a registry that holds every test image, or those named in `only`; makes and pushes what is not there yet."""
+def with_test_images(only: Sequence[str] | None = None) -> Registry:
+    """Starts a registry that holds every test image, or those named in `only`; makes and pushes what is missing."""
     wanted = list(only) if only is not None else list(images.RECIPES)
     root = CACHE / "images" / images.recipe_key()
     root.mkdir(parents=True, exist_ok=True)

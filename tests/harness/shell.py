@@ -1,10 +1,10 @@
 """Running programs with a deadline and an error that shows what they said."""
 
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Mapping, Optional, Sequence, Union
 
-Argument = Union[str, Path]
+Argument = str | Path
 
 
 class CommandFailed(Exception):
@@ -15,9 +15,9 @@ def run(
     command: Sequence[Argument],
     *,
     timeout_s: float = 60,
-    env: Optional[Mapping[str, str]] = None,
-    input: Optional[bytes] = None,
-    cwd: Optional[Path] = None,
+    env: Mapping[str, str] | None = None,
+    input: bytes | None = None,
+    cwd: Path | None = None,
     check: bool = True,
 ) -> subprocess.CompletedProcess:
     """Runs `command` without standard input of ours and returns its bytes; raises `CommandFailed` with its output."""

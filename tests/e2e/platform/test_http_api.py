@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+from datetime import datetime
 
 import pytest
 
@@ -91,8 +92,6 @@ def test_default_timeout_of_each_generation(node, generation):
 
 
 def seconds_between(start: str, end: str) -> int:
-    from datetime import datetime
-
     parsed = (datetime.fromisoformat(text.replace("Z", "+00:00")) for text in (start, end))
     first, second = parsed
     return round((second - first).total_seconds())

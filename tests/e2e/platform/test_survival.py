@@ -137,12 +137,14 @@ def test_no_flushed_write_is_lost_by_sigkill_of_storaged(own_node, options):
         pid = own_node.role_pid("storaged")
         os.kill(pid, signal.SIGKILL)
         wait_until(
-            lambda pid=pid: any("storaged" in command.split() and other != pid
-                                for other, command in own_node.processes().items()),
+            lambda pid=pid: any(
+                "storaged" in command.split() and other != pid for other, command in own_node.processes().items()
+            ),
             30,
             "storaged was not started again",
         )
-    wait_until(lambda enough=written() + 20: written() >= enough, 60, "the writer stands still after the last SIGKILL")
+    enough = written() + 20
+    wait_until(lambda: written() >= enough, 60, "the writer stands still after the last SIGKILL")
 
     sandbox.files.write("/home/user/stop", "")
     result = writer.wait()
@@ -150,7 +152,7 @@ def test_no_flushed_write_is_lost_by_sigkill_of_storaged(own_node, options):
     assert not [line for line in lines if line.startswith("failed")], result.stdout[-500:]
     acknowledged = [int(line) for line in lines if line.isdigit()]
     assert acknowledged == list(range(1, len(acknowledged) + 1))
-    check = "cd /home/user/data && for f in *; do [ \"$(cat $f)\" = $f ] || echo $f; done; ls | wc -l"
+    check = 'cd /home/user/data && for f in *; do [ "$(cat $f)" = $f ] || echo $f; done; ls | wc -l'
     assert sandbox.commands.run(check, timeout=120).stdout.split() == [str(len(acknowledged))]
     assert_no_io_error(own_node, sandbox)
     assert sandbox.kill() is True
@@ -164,9 +166,9 @@ def test_sandboxes_survive_sigkill_of_node_and_storaged_together(own_node, optio
     os.kill(own_node.role_pid("storaged"), signal.SIGKILL)
     own_node.start()
     again = Sandbox.connect(sandbox.sandbox_id, **options)
-    assert again.commands.run("cat /home/user/kept && echo more > /home/user/more && sync && cat /home/user/more").stdout == (
-        "kept\nmore\n"
-    )
+    assert again.commands.run(
+        "cat /home/user/kept && echo more > /home/user/more && sync && cat /home/user/more"
+    ).stdout == ("kept\nmore\n")
     assert_no_io_error(own_node, again)
     other = Sandbox.create(template="tiny", timeout=60, **options)
     assert other.commands.run("echo ok").stdout == "ok\n"
@@ -184,5 +186,7 @@ def test_graceful_stop_keeps_sandboxes(own_node, options):
 def test_second_node_on_the_same_folders_is_refused(own_node):
     result = own_node.aenv("serve", check=False, timeout_s=30)
     assert result.returncode != 0
-    assert b"another" in result.stderr.lower() or b"already" in result.stderr.lower() or b"in use" in result.stderr.lower()
+    assert (
+        b"another" in result.stderr.lower() or b"already" in result.stderr.lower() or b"in use" in result.stderr.lower()
+    )
     assert own_node.request("GET", "/health", key=None).status == 200

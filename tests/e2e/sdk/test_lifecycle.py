@@ -102,7 +102,7 @@ def test_kill_ends_the_sandbox(create):
 def test_killed_sandbox_is_named_as_the_reason(create):
     sandbox = create("tiny")
     sandbox.kill()
-    with pytest.raises(TimeoutException, match="killed or reached its|timeout"):
+    with pytest.raises(TimeoutException, match=r"killed or reached its|timeout"):
         sandbox.commands.run("true")
     with pytest.raises(TimeoutException, match="was not found"):
         sandbox.files.read("/etc/passwd")
