@@ -205,13 +205,13 @@ class Node:
         command = [AENV, "--config", self.config_path, *arguments]
         return run(command, timeout_s=timeout_s, env=self.environment(), **options)
 
-    def set_up_assets(self) -> None:
+    def set_up_assets(self) -> subprocess.CompletedProcess:
         """`aenv setup`, into a folder under .cache that the nodes of one checkout share."""
         shared = CACHE / "assets"
         shared.mkdir(parents=True, exist_ok=True)
         if not (self.data_dir / "assets").exists():
             (self.data_dir / "assets").symlink_to(shared)
-        self.aenv("setup", timeout_s=600)
+        return self.aenv("setup", timeout_s=600)
 
     def pull(self, reference: str, name: str, **options) -> subprocess.CompletedProcess:
         return self.aenv("pull", reference, "--name", name, timeout_s=300, **options)
