@@ -12,6 +12,7 @@
 //! own, no network and no global state. Finding the bytes of a range ([`Stack::extents`]) is pure, for callers with their
 //! own way to do I/O.
 
+pub use commit::{CommitError, CommitOptions, Committed, commit};
 pub use header::{Header, SectionProblem, USER_TAG_BYTES};
 pub use io::ReadAt;
 pub use layer::{EntryProblem, Layer, LayerError};
@@ -20,6 +21,7 @@ pub use stack::{Extent, ExtentSource, MAX_LAYERS, Stack, StackError};
 pub use tar::TarError;
 pub use upper::{Upper, UpperError, UpperFiles, UpperMode, UpperOptions};
 
+mod commit;
 mod gate;
 mod header;
 mod io;

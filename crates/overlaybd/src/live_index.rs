@@ -24,7 +24,8 @@ impl Run {
         }
     }
 
-    fn continues(&self, before: &Run) -> bool {
+    /// Whether this run can be joined to the one that ends where it starts.
+    pub(crate) fn continues(&self, before: &Run) -> bool {
         before.end == self.start
             && match (before.data_sector, self.data_sector) {
                 (None, None) => true,

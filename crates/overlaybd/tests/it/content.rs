@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use overlaybd::{Stack, Upper, UpperFiles, UpperMode, UpperOptions};
 use sha2::{Digest, Sha256};
+use uuid::Uuid;
 
 /// The golden files, from `AENV_GOLDEN` or a directory `shared/golden` beside or above the crate.
 pub(crate) fn golden() -> PathBuf {
@@ -90,4 +92,28 @@ fn random(seed: u64, sector: u64, place: &mut [u8]) {
 fn text(seed: u64, sector: u64, place: &mut [u8]) {
     let line = format!("S={seed:08x}  L={sector:016x} \n");
     place.copy_from_slice(line.repeat(16).as_bytes());
+}
+
+/// Options of an append-mode upper that takes part in a test.
+pub(crate) fn options(virtual_size_bytes: u64) -> UpperOptions {
+    UpperOptions {
+        mode: UpperMode::Append,
+        virtual_size_bytes,
+        uuid: Uuid::from_u128(0x1234),
+        parent_uuid: None,
+        group_commit_bytes: 0,
+    }
+}
+
+pub(crate) fn files(directory: &Path, name: &str) -> UpperFiles {
+    UpperFiles {
+        data: directory.join(format!("{name}.data")),
+        index: directory.join(format!("{name}.index")),
+    }
+}
+
+/// A disk without anything on it, kept in `upper.data` and `upper.index`.
+pub(crate) fn empty_disk(directory: &Path, virtual_size_bytes: u64) -> Stack {
+    let upper = Upper::create(&files(directory, "upper"), &options(virtual_size_bytes)).unwrap();
+    Stack::open(Vec::new(), Some(upper)).unwrap()
 }
