@@ -1,5 +1,7 @@
 //! Errors of network slots.
 
+use std::io;
+
 /// Why a slot could not be made or used.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
@@ -26,6 +28,20 @@ pub enum NetworkError {
         /// What was being done.
         context: String,
         /// The cause.
-        source: std::io::Error,
+        source: io::Error,
     },
+}
+
+impl NetworkError {
+    /// Wraps a failed system call, naming the right that is missing when that is the cause.
+    pub(crate) fn io(context: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        let (context, source) = (context.into(), source.into());
+        if source.kind() == io::ErrorKind::PermissionDenied {
+            return Self::Operation {
+                operation: context,
+                reason: format!("{source}; network slots need root (CAP_NET_ADMIN and CAP_SYS_ADMIN)"),
+            };
+        }
+        Self::Io { context, source }
+    }
 }

@@ -2,12 +2,33 @@
 //!
 //! Every guest has the same address, [`GUEST_ADDRESS`], and the same gateway, so that a guest restored from a snapshot
 //! in another slot need not change anything. What differs per slot is the address by which the host reaches it.
+//!
+//! ```text
+//!  guest 169.254.0.21 ── tap0 169.254.0.22 │ namespace │ veth0 odd address ── PREFIX-N even address │ host ── uplink
+//!                            source is checked, addresses are translated        denied networks, host, other slots
+//! ```
+//!
+//! The policy is ours alone: one nftables table on the host, one in each namespace, both of them dropping by their own
+//! rules, whatever the host's default policies are. A host that itself drops forwarded packets (as Docker makes it do)
+//! cannot be overruled from another table; [`SlotManager::forwarding_obstacles`] tells.
 
+mod config;
 mod error;
+mod host;
+mod manager;
+mod namespace;
+mod netlink;
+mod nft;
+mod provision;
+mod rules;
 mod slot;
+mod tap;
 
+pub use config::{DEFAULT_DENIED_NETWORKS, NetworkConfig};
 pub use error::NetworkError;
-pub use slot::{NetworkConfig, Slot, SlotManager, SlotRecord};
+pub use host::forwarding_obstacles;
+pub use manager::SlotManager;
+pub use slot::{Slot, SlotRecord};
 
 use std::net::Ipv4Addr;
 
