@@ -12,11 +12,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from e2b import Sandbox  # noqa: E402
-from harness import leftovers  # noqa: E402
-from harness.node import Node, Settings  # noqa: E402
-from harness.paths import AENV  # noqa: E402
-from harness.registry import with_test_images  # noqa: E402
+from e2b import Sandbox
+from harness import leftovers
+from harness.node import Node, Settings
+from harness.paths import AENV
+from harness.registry import with_test_images
 
 MIB = 1 << 20
 

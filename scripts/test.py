@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs every test of the repository and ends with one line that counts them.
 
-Rust tests first (unit, property, conformance, and those that need root, FUSE or QEMU), then the end-to-end suite against
-a lab that all its parts share: two published Python SDKs and the newest JavaScript one.
+Rust tests first (unit, property, conformance, those that need root, FUSE or QEMU), then the end-to-end suite: two
+published Python SDKs and the newest JavaScript one, against a lab that all of them share.
 
     scripts/test.py                 everything
     scripts/test.py rust            only the Rust tests
@@ -16,10 +16,10 @@ import subprocess
 import sys
 import threading
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))

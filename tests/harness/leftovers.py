@@ -91,7 +91,7 @@ def nft_tables(scope: Scope) -> list[str]:
     """nftables tables of the node in the host's namespace, as `family name`."""
     lines = run(["nft", "list", "tables"]).stdout.decode().splitlines()
     names = (line.removeprefix("table ").strip() for line in lines)
-    return sorted(name for name in names if name.split()[-1].startswith(scope.name_prefix))
+    return sorted(name for name in names if name.endswith(f"_{scope.name_prefix}"))
 
 
 def listening_ports(pids: set[int]) -> set[str]:
@@ -119,12 +119,12 @@ def listening_ports(pids: set[int]) -> set[str]:
 
 
 def files(scope: Scope) -> set[str]:
-    """Everything under the node's folders but the database, logs and what one import keeps for ever."""
+    """Everything under the node's folders but the database, logs, and what is kept on purpose (layers, consoles)."""
     found = set()
     for root in (scope.data_dir, scope.runtime_dir):
         for folder, names, leaves in os.walk(root):
             if Path(folder) == scope.data_dir:
-                names[:] = [name for name in names if name not in ("assets", "layers")]
+                names[:] = [name for name in names if name not in ("assets", "consoles", "layers")]
             for name in [*names, *leaves]:
                 path = os.path.join(folder, name)
                 if not _VOLATILE.search(name):

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import leftovers
-from .paths import AENV, CACHE, LOGS, unique_name
+from . import leftovers, paths
+from .paths import CACHE, LOGS, unique_name
 from .registry import free_port
 from .shell import run, text
 
@@ -146,7 +146,7 @@ class Node:
         """Starts `aenv serve` and returns when its health endpoint answers."""
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [AENV, "--config", self.config_path, "serve"],
+                [paths.AENV, "--config", self.config_path, "serve"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -202,7 +202,7 @@ class Node:
 
     def aenv(self, *arguments: str | Path, timeout_s: float = 120, **options) -> subprocess.CompletedProcess:
         """Runs `aenv` against this node and returns what it said as bytes."""
-        command = [AENV, "--config", self.config_path, *arguments]
+        command = [paths.AENV, "--config", self.config_path, *arguments]
         return run(command, timeout_s=timeout_s, env=self.environment(), **options)
 
     def set_up_assets(self) -> subprocess.CompletedProcess:

@@ -12,5 +12,5 @@ AENV = Path(os.environ.get("AENV_BIN", TARGET / "debug" / "aenv"))
 
 
 def unique_name(prefix: str) -> str:
-    """A short name no other run on this machine uses, fit for an interface name prefix."""
-    return f"{prefix}{secrets.token_hex(2)}"
+    """Four characters no other run on this machine uses: as long as the name prefix of a node may be."""
+    return f"{prefix}{secrets.token_hex(2)[:3]}"

@@ -5,14 +5,18 @@ Its storage lives under .cache and is keyed by the recipes, so images are made a
 
 import fcntl
 import json
+import secrets
 import shutil
 import socket
+import string
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -20,7 +24,7 @@ if __package__ in (None, ""):
 
 from harness import images, oci
 from harness.paths import CACHE
-from harness.shell import run
+from harness.shell import run, text
 
 START_TIMEOUT_S = 20
 
@@ -32,10 +36,25 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@dataclass(frozen=True)
+class Credentials:
+    """Who may use a registry."""
+
+    user: str
+    password: str
+
+
+def _bcrypt(password: str) -> str:
+    """The only form of password file docker-registry reads; perl is part of every Debian and its crypt(3) knows it."""
+    salt = "$2y$05$" + "".join(secrets.choice(string.ascii_letters) for _ in range(21)) + "e"
+    return text(["perl", "-e", "print crypt($ARGV[0], $ARGV[1])", password, salt])
+
+
 class Registry:
     """A running docker-registry; a context manager that stops it."""
 
-    def __init__(self, storage: Path) -> None:
+    def __init__(self, storage: Path, credentials: Credentials | None = None) -> None:
+        self._credentials = credentials
         self._folder = Path(tempfile.mkdtemp(prefix="aenv-registry-"))
         self.port = free_port()
         self.host = f"127.0.0.1:{self.port}"
@@ -46,6 +65,10 @@ class Registry:
             "storage": {"filesystem": {"rootdirectory": str(storage)}, "delete": {"enabled": True}},
             "http": {"addr": self.host},
         }
+        if credentials is not None:
+            password_file = self._folder / "htpasswd"
+            password_file.write_text(f"{credentials.user}:{_bcrypt(credentials.password)}\n")
+            configuration["auth"] = {"htpasswd": {"realm": "tests", "path": str(password_file)}}
         path = self._folder / "config.yml"
         path.write_text(json.dumps(configuration))  # JSON is YAML
         self.log_path = self._folder / "registry.log"
@@ -66,6 +89,9 @@ class Registry:
             try:
                 with urllib.request.urlopen(f"http://{self.host}/v2/", timeout=2):
                     return
+            except urllib.error.HTTPError as error:
+                error.close()
+                return  # it answers, if only to ask for credentials
             except OSError as error:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     said = self.log_path.read_text(errors="replace")[-2000:]
@@ -82,6 +108,8 @@ class Registry:
             oci.write_layout(image, layout, "latest")
             source, target = f"oci:{layout}:latest", f"docker://{self.reference(name)}"
             command = ["skopeo", "--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false"]
+            if self._credentials is not None:
+                command += ["--dest-creds", f"{self._credentials.user}:{self._credentials.password}"]
             run([*command, source, target], timeout_s=300)
 
     def manifest_digest(self, name: str) -> str:
