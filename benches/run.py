@@ -283,6 +283,11 @@ def in_sdk_environment() -> None:
 
 @contextlib.contextmanager
 def release_lab() -> Iterator[Lab]:
+    """A node of the release profile with the images the figures need."""
+    print("compiling with the release profile", flush=True)
+    subprocess.run([CARGO, "build", "--release", "--locked", "-p", "aenv"], check=True, cwd=ROOT)
+    subprocess.run(["sh", str(ROOT / "guest" / "build.sh")], check=True, env=dict(os.environ, CARGO=CARGO))
+    paths.AENV = RELEASE_AENV
     with with_test_images(["agent", "tiny"]) as registry, Node(Settings([registry.host])) as node:
         node.set_up_assets()
         node.start()
@@ -300,11 +305,6 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=3)
     options = parser.parse_args()
     in_sdk_environment()
-
-    print("compiling with the release profile", flush=True)
-    subprocess.run([CARGO, "build", "--release", "--locked", "-p", "aenv"], check=True, cwd=ROOT)
-    subprocess.run(["sh", str(ROOT / "guest" / "build.sh")], check=True, env=dict(os.environ, CARGO=CARGO))
-    paths.AENV = RELEASE_AENV
 
     figures = []
     wanted = options.only or list(FIGURES)
