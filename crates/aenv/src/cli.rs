@@ -201,7 +201,8 @@ mod tests {
 
     #[test]
     fn what_follows_the_command_of_exec_belongs_to_it() {
-        let cli = Cli::try_parse_from(["aenv", "exec", "i1", "--user", "root", "--", "ls", "-l", "--json"]).unwrap();
+        let cli = Cli::try_parse_from(["aenv", "exec", "i1", "--user", "root", "--", "ls", "-l", "--json"])
+            .unwrap();
         let Command::Exec(exec) = cli.command else { panic!("{cli:?}") };
         assert_eq!(exec.command, ["ls", "-l", "--json"]);
         assert_eq!(exec.user.as_deref(), Some("root"));
