@@ -63,10 +63,6 @@ impl Digest {
         hasher.update(bytes);
         hasher.finish() == *self
     }
-
-    pub(crate) fn same_algorithm(&self, other: &Self) -> bool {
-        self.algorithm == other.algorithm
-    }
 }
 
 impl fmt::Display for Digest {
