@@ -48,6 +48,8 @@ pub(crate) enum Command {
     Rm(RmArguments),
     /// Print the console of a sandbox
     Logs(LogsArguments),
+    /// Look into overlaybd layers, and read disks made of them
+    Layer(crate::command::layer::LayerArguments),
     /// Print the completion script for a shell
     Completion {
         /// bash, zsh, fish, elvish or powershell

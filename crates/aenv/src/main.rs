@@ -50,6 +50,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::ImageUnpack { .. } => return Ok(image::unpack::child_main()),
         Command::Completion { shell } => return completion(shell),
+        Command::Layer(arguments) => return command::layer::run(arguments).map(|()| ExitCode::SUCCESS),
         _ => {}
     }
     let config = Config::load(cli.config.as_deref(), |name| std::env::var(name).ok())?;
