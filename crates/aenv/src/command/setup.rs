@@ -33,9 +33,10 @@ fn guest_programs(config: &AssetsConfig) -> anyhow::Result<GuestPrograms> {
     let own = std::env::current_exe().context("find this program's own file")?;
     let own_directory = own.parent().context("find this program's own directory")?;
     let places: Vec<PathBuf> = PLACES.iter().map(|place| own_directory.join(place)).collect();
-    let found = places.iter().map(|place| in_directory(place)).find(|programs| {
-        programs.init.is_file() && programs.envd.is_file()
-    });
+    let found = places
+        .iter()
+        .map(|place| in_directory(place))
+        .find(|programs| programs.init.is_file() && programs.envd.is_file());
     found.with_context(|| {
         let looked: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
         format!(
