@@ -38,7 +38,9 @@ pub(crate) fn create(plan: &SlotPlan, host: BorrowedFd<'_>) -> Result<(), Create
     let mut netlink = step.io("open netlink", Netlink::open())?;
     // Only saves work: the route added below decides.
     let matched = step.io("look up the slot's route", netlink.route_to(plan.guest_address))?;
-    if matches!(matched, Some((32, _))) {
+    // Without a namespace of that name, a link of it is a leftover: for `sweep` to remove, not for the clean-up below.
+    let lone = step.io("look for the host's link", netlink.link_index(&plan.name))?;
+    if matches!(matched, Some((32, _))) || lone.is_some() {
         return Err(CreateError::Occupied);
     }
     step.claim("claim the namespace's name", namespace::claim(&plan.name))?;
@@ -124,7 +126,7 @@ fn build(
 
     step.io("enter the namespace", namespace::enter(inside.as_fd()))?;
     namespace_side(step, &mut near)?;
-    nft::apply(&step.context("install its rules"), &rules::slot(plan))?;
+    nft::apply(&step.context("install its rules"), &rules::slot(plan, repairing))?;
     // Last: nothing is forwarded before the rules are there.
     step.io("switch forwarding on", namespace::set_sysctl("net/ipv4/ip_forward", "1"))?;
     Ok(())

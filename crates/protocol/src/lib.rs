@@ -1,4 +1,10 @@
 //! Types that cross processes: the E2B wire formats and the storage daemon's gRPC service.
+//!
+//! Without the `storage` feature this crate is a few kilobytes of serde types: the guest programs use it.
+
+pub mod connect;
+pub mod envd;
+pub mod timestamp;
 
 pub mod api;
 
