@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use network::{GUEST_MAC, Slot, SlotRecord};
+use network::{GUEST_MAC, Slot};
 use tokio::time::Instant;
 use vmm::{Disk, Machine, MachineConfig, NetworkInterface};
 
@@ -37,10 +37,9 @@ impl Actor {
         // Both are kept before either error is looked at: what exists is to be removed.
         let slot = slot.map(|slot| self.resources.slot.insert(slot).clone());
         let (device, slot) = (device?, slot?);
-        let record = SlotRecord { index: slot.index };
         shared
             .store
-            .set_slot(&self.id, &record)
+            .set_slot(&self.id, &slot.record())
             .await
             .map_err(|error| failed("recording the network", error))?;
         let prepared = begun.elapsed();

@@ -158,7 +158,7 @@ async fn sweep(shared: &Arc<Shared>, devices: &HashSet<String>, known: &HashSet<
         for id in names(&directory).await.iter().filter_map(|name| orphan(name)) {
             match tokio::fs::remove_dir_all(directory.join(id.as_str())).await {
                 Ok(()) => {
-                    tracing::info!(%id, directory = %directory.display(), "removed files without a sandbox")
+                    tracing::info!(%id, directory = %directory.display(), "removed files without a sandbox");
                 }
                 Err(error) => tracing::warn!(%id, %error, "files without a sandbox stay"),
             }

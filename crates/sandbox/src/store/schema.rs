@@ -52,7 +52,12 @@ pub(super) fn open(path: &Path) -> Result<Connection, StoreError> {
         .open(path)
         .map_err(|error| open_error(path, error))?;
     let mut connection = Connection::open(path).map_err(|error| open_error(path, error))?;
-    prepare(&mut connection).map_err(|error| open_error(path, error))?;
+    prepare(&mut connection).map_err(|error| match error.sqlite_error_code() {
+        Some(rusqlite::ErrorCode::DatabaseBusy) => {
+            open_error(path, "another node uses it already; stop that one or give this one its own data_dir")
+        }
+        _ => open_error(path, error),
+    })?;
     migrate(path, &mut connection)?;
     Ok(connection)
 }
