@@ -47,7 +47,7 @@ fn upper_layers_compacted_still_hide_what_lies_below() {
 #[test]
 fn a_sealed_upper_loses_its_dead_data() {
     let sealed = layer("upper-sealed.lsmt");
-    let (bytes, compacted) = compact(&[sealed.clone()]);
+    let (bytes, compacted) = compact(std::slice::from_ref(&sealed));
     let dead = std::fs::metadata(golden().join("lsmt/upper-sealed.lsmt")).unwrap().len();
     assert!((bytes.len() as u64) < dead);
     assert!(disk(vec![compacted]) == disk(vec![sealed]));
@@ -71,7 +71,7 @@ fn blocks_of_zeros_are_not_copied() {
     stack.write_at(&[6; 512], 4096 + 65536).unwrap();
     let sealed = stack.seal(&directory.path().join("sealed")).unwrap();
     let mut bytes = Vec::new();
-    let committed = commit(&[sealed.clone()], &CommitOptions::default(), &mut bytes).unwrap();
+    let committed = commit(std::slice::from_ref(&sealed), &CommitOptions::default(), &mut bytes).unwrap();
     assert_eq!((committed.data_bytes, committed.mappings), (4096 + 512, 3));
     assert!(disk(vec![Layer::open(Arc::new(bytes)).unwrap()]) == disk(vec![sealed]));
 }
