@@ -32,11 +32,9 @@ SUBCOMMANDS = (
 @pytest.fixture(scope="module")
 def started(node):
     """A sandbox made by `aenv start -d`."""
-    sandbox_id = node.aenv("start", "agent", "-d", "--timeout", "900").stdout.decode()
-    found = re.search(r"\b[a-z0-9]{16,57}\b", sandbox_id)
-    assert found, sandbox_id
-    yield found.group()
-    node.aenv("rm", found.group(), check=False)
+    sandbox_id = json.loads(node.aenv("start", "agent", "-d", "--timeout", "900", "--name", "cli").stdout)["sandboxID"]
+    yield sandbox_id
+    node.aenv("rm", sandbox_id, check=False)
 
 
 def execute(node, sandbox_id: str, *command: str, **options) -> subprocess.CompletedProcess:
@@ -49,6 +47,21 @@ def test_help_names_every_command(node):
         assert re.search(rf"^\s+{command}\b", text, re.MULTILINE), f"{command} is not in the help"
 
 
+def test_auth_gives_what_the_sdks_need(node):
+    given = json.loads(node.aenv("auth", "--json").stdout)
+    assert given == {"apiKey": node.api_key, "apiUrl": node.url, "sandboxUrl": node.url}
+    assert re.fullmatch(r"e2b_[0-9a-f]{40}", node.api_key), "the oldest SDK refuses keys of another shape"
+    lines = 'set -eu; eval "$1"; echo $E2B_API_KEY $E2B_API_URL $E2B_SANDBOX_URL'
+    shell = subprocess.run(["sh", "-c", lines, "sh", node.aenv("auth").stdout], capture_output=True, timeout=10)
+    assert shell.stdout.decode().split() == [node.api_key, node.url, node.url]
+
+
+def test_secrets_are_for_their_owner_alone(node):
+    assert node.api_key_file.stat().st_mode & 0o077 == 0
+    assert node.data_dir.stat().st_mode & 0o077 == 0
+    assert node.runtime_dir.stat().st_mode & 0o077 == 0
+
+
 def test_version(node):
     assert re.fullmatch(r"aenv \d+\.\d+\.\d+.*\n", node.aenv("--version").stdout.decode())
 
@@ -57,6 +70,7 @@ def test_ls_is_json_when_piped(node, started):
     listed = json.loads(node.aenv("ls").stdout)
     mine = next(item for item in listed if item["sandboxID"] == started)
     assert mine["state"] == "running"
+    assert mine["metadata"] == {"name": "cli"}
 
 
 def test_ls_is_a_table_on_a_terminal(node, started):
@@ -111,6 +125,21 @@ def test_copy_of_a_missing_file_says_which(node, started, tmp_path):
         node.aenv("cp", f"{started}:/home/user/missing", tmp_path / "x")
     with pytest.raises(CommandFailed, match="no-such-local-file"):
         node.aenv("cp", tmp_path / "no-such-local-file", f"{started}:/home/user/x")
+
+
+def test_copy_of_a_folder_in_and_out(node, started, tmp_path):
+    source, back = tmp_path / "source", tmp_path / "back"
+    (source / "sub").mkdir(parents=True)
+    (source / "sub" / "file 中").write_text("content")
+    (source / "link").symlink_to("sub")
+    (source / "script").write_text("#!/bin/sh\n")
+    (source / "script").chmod(0o755)
+    node.aenv("cp", source, f"{started}:/home/user/folder")
+    node.aenv("cp", f"{started}:/home/user/folder", back)
+    assert (back / "sub" / "file 中").read_text() == "content"
+    assert os.readlink(back / "link") == "sub"
+    assert (back / "script").stat().st_mode & 0o777 == 0o755
+    assert execute(node, started, "stat", "-c", "%U", "/home/user/folder/script").stdout == b"user\n"
 
 
 def test_logs_are_the_console(node, started):
@@ -224,6 +253,9 @@ def test_misspelt_configuration_is_refused(node, tmp_path):
     assert b"listen" in result.stderr
 
 
+PROMPT = re.compile(rb"[$#] (\x1b\[\S*)*$")
+
+
 def on_terminal(node, *arguments: str, typed: bytes = b"", timeout_s: float = 30) -> str:
     """What `aenv` prints when standard input and output are a terminal."""
     controller, terminal = pty.openpty()
@@ -234,10 +266,11 @@ def on_terminal(node, *arguments: str, typed: bytes = b"", timeout_s: float = 30
     os.close(terminal)
     shown, deadline = b"", time.monotonic() + timeout_s
     try:
-        if typed:
-            os.write(controller, typed)
         while True:
             assert time.monotonic() < deadline, f"no end within {timeout_s} s: {shown!r}"
+            if typed and PROMPT.search(shown):
+                os.write(controller, typed)
+                typed = b""
             if select.select([controller], [], [], 0.2)[0]:
                 try:
                     chunk = os.read(controller, 65536)
