@@ -4,12 +4,12 @@ mod cli;
 mod client;
 mod command;
 mod config;
-//mod doctor;
+mod doctor;
 mod key_file;
 mod logging;
 mod output;
-//mod role;
-//mod serve;
+mod role;
+mod serve;
 mod session;
 mod terminal;
 mod units;
@@ -44,10 +44,7 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         // Roles first: they get everything by their arguments, and must have no second thread.
-        Command::FuseKeeper { arguments } => {
-            drop(arguments);
-            return Ok(ExitCode::SUCCESS);
-        }
+        Command::FuseKeeper { arguments } => return role::fuse_keeper(arguments),
         Command::ImageUnpack { .. } => return Ok(image::unpack::child_main()),
         Command::Completion { shell } => return completion(shell),
         Command::Layer(arguments) => return command::layer::run(arguments).map(|()| ExitCode::SUCCESS),
@@ -60,21 +57,18 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Serve(arguments) => {
             logging::start("info");
             let runtime = runtime()?;
-            {
-                let _ = (arguments, runtime);
-                Ok(ExitCode::SUCCESS)
-            }
+            runtime.block_on(serve::run(config, cli.config, arguments.ready_fd)).map(done)
         }
         Command::Storaged => {
             logging::start("info");
-            Ok(ExitCode::SUCCESS)
+            role::storaged(&config).map(done)
         }
         command => {
             logging::start("warn");
             match command {
                 Command::Setup => command::setup::run(&config).map(done),
                 Command::Auth => command::auth::run(&config, cli.json).map(done),
-                Command::Doctor => Ok(ExitCode::SUCCESS),
+                Command::Doctor => doctor::run(&config, &runtime()?, format),
                 command => client_command(command, &config, format),
             }
         }

@@ -63,9 +63,9 @@ pub(crate) async fn run(config: Config, config_file: Option<PathBuf>, ready_fd: 
     announce(&config, ready);
     let served = api::serve(listener, router, api::ServerLimits::default(), &mut stop).await;
 
+    // Half-made sandboxes are undone by the stop; running ones are what is left.
+    let left = node.counts().running;
     node.stop(STOP_PATIENCE).await;
-    let left = node.counts();
-    let left = left.running + left.creating + left.killing;
     drop(node);
     if left > 0 {
         storage.leave();
@@ -73,8 +73,7 @@ pub(crate) async fn run(config: Config, config_file: Option<PathBuf>, ready_fd: 
             "aenv: {left} sandboxes go on running, with the storage daemon under them; `aenv serve` takes them over \
              again, and `aenv rm --all` then kills them"
         ));
-    } else {
-        storage.stop().await;
+    } else if storage.stop().await {
         slots.remove_host_rules().await.context("remove the host's network rules")?;
         remove_runtime_directories(&config);
     }

@@ -80,7 +80,7 @@ impl StorageProcess {
         let socket = config.runtime_dir.join("storaged.sock");
         let launch = Launch { command, socket: socket.clone(), log: directory.join("storaged.log") };
         let running = launch.find_or_start().await?;
-        let storage = storage_client(&socket).await?;
+        let storage = Arc::new(storaged::Client::connect(&socket).await?);
         let (stopping, stop) = watch::channel(false);
         let supervisor = tokio::spawn(supervise(launch, running, stop));
         Ok(Self { socket, storage, stopping, supervisor })
@@ -95,18 +95,21 @@ impl StorageProcess {
         self.supervisor.abort();
     }
 
-    /// Ends the daemon, its mount and its keeper. A daemon that still has devices stays, and is warned about.
-    pub(super) async fn stop(self) {
+    /// Ends the daemon, its mount and its keeper. A daemon that still has devices stays, and false is answered.
+    pub(super) async fn stop(mut self) -> bool {
         self.stopping.send_replace(true);
         let asked = async { storaged::Client::connect(&self.socket).await?.shutdown(false).await };
         if let Err(error) = asked.await {
             tracing::warn!(%error, "the storage daemon does not end");
             self.supervisor.abort();
-            return;
+            return false;
         }
-        if tokio::time::timeout(STOP_TIMEOUT, self.supervisor).await.is_err() {
+        let ended = tokio::time::timeout(STOP_TIMEOUT, &mut self.supervisor).await.is_ok();
+        if !ended {
             tracing::warn!("the storage daemon has not ended after {} s and is left alone", STOP_TIMEOUT.as_secs());
+            self.supervisor.abort();
         }
+        ended
     }
 }
 
