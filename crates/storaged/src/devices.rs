@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockdev::{DeviceKind, DeviceSpec, FrontEnd, FrontEndError, Image, UnreadableImage};
 use overlaybd::Stack;
+use tokio::sync::RwLock;
 
 use crate::layers::LayerCache;
 use crate::records::{BadRecord, DeviceRecord, Inodes, Records};
@@ -20,6 +21,7 @@ mod open;
 mod restack;
 
 pub(crate) use create::NewDevice;
+pub(crate) use open::create_upper;
 
 /// A device as others see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +45,8 @@ pub(crate) struct Devices {
     front_end: Arc<dyn FrontEnd>,
     entries: Mutex<BTreeMap<String, Arc<Entry>>>,
     ending: AtomicBool,
+    /// Held shared while a device begins to use layers, exclusively while unused layers are removed.
+    creation: RwLock<()>,
 }
 
 /// One device id.
@@ -84,7 +88,11 @@ impl Devices {
     /// Opens every device on record. The front end does not serve yet; call its `serve` next.
     ///
     /// A device that cannot be opened is served with errors and reported; it keeps no other from being served.
-    pub(crate) fn open(state_directory: &Path, records: Records, front_end: Arc<dyn FrontEnd>) -> Result<Self, StorageError> {
+    pub(crate) fn open(
+        state_directory: &Path,
+        records: Records,
+        front_end: Arc<dyn FrontEnd>,
+    ) -> Result<Self, StorageError> {
         let (good, bad) = records.load()?;
         let highest_inode = good.last().map_or(0, |record| record.inode);
         let devices = Self {
@@ -94,6 +102,7 @@ impl Devices {
             front_end,
             entries: Mutex::default(),
             ending: AtomicBool::new(false),
+            creation: RwLock::default(),
         };
         for record in good {
             devices.reopen(record)?;
@@ -114,7 +123,8 @@ impl Devices {
         };
         self.front_end.open(spec(&record), image(&record, &served))?;
         let device_id = record.device_id.clone();
-        let entry = Entry { operation: Mutex::default(), state: Mutex::new(Some(OpenDevice { record, served })) };
+        let entry =
+            Entry { operation: Mutex::default(), state: Mutex::new(Some(OpenDevice { record, served })) };
         self.entries().insert(device_id, Arc::new(entry));
         Ok(())
     }
@@ -182,7 +192,8 @@ impl Devices {
             }
             Served::Stack(stack) => {
                 // While it is open, so that a failure leaves everything as it was.
-                let flushed = stack.flush().map_err(StorageError::stack(format!("flushing device {device_id:?}")));
+                let flushed =
+                    stack.flush().map_err(StorageError::stack(format!("flushing device {device_id:?}")));
                 if !delete_upper {
                     flushed?;
                 }
@@ -210,7 +221,8 @@ impl Devices {
     /// Refuses what would begin from now on and makes every device durable.
     pub(crate) fn end(&self) {
         self.ending.store(true, Ordering::SeqCst);
-        let entries: Vec<_> = self.entries().iter().map(|(id, entry)| (id.clone(), Arc::clone(entry))).collect();
+        let entries: Vec<_> =
+            self.entries().iter().map(|(id, entry)| (id.clone(), Arc::clone(entry))).collect();
         for (device_id, entry) in entries {
             let _operation = entry.lock();
             if let Ok((_, stack)) = self.sound(&entry, &device_id)
@@ -221,7 +233,37 @@ impl Devices {
         }
     }
 
-    fn check_not_ending(&self) -> Result<(), StorageError> {
+    /// Keeps devices from being made while it is held.
+    pub(crate) async fn hold_creation(&self) -> tokio::sync::RwLockWriteGuard<'_, ()> {
+        self.creation.write().await
+    }
+
+    /// Layer files that devices use, and those that a restack is making.
+    pub(crate) fn layers_in_use(&self) -> Vec<PathBuf> {
+        let entries: Vec<_> = self.entries().values().cloned().collect();
+        let mut paths = Vec::new();
+        for entry in entries {
+            if let Some(open) = &*entry.state() {
+                paths.extend_from_slice(&open.record.lower_paths);
+            }
+        }
+        paths
+    }
+
+    pub(crate) fn front_end(&self) -> &dyn FrontEnd {
+        &*self.front_end
+    }
+
+    pub(crate) fn next_inode(&self) -> Result<u64, StorageError> {
+        self.inodes.next()
+    }
+
+    /// Enters a layer that was made elsewhere, so that it need not be opened again.
+    pub(crate) fn add_layer(&self, path: &Path, layer: &Arc<overlaybd::Layer>) {
+        self.layers.add(path, layer);
+    }
+
+    pub(crate) fn check_not_ending(&self) -> Result<(), StorageError> {
         if self.ending.load(Ordering::SeqCst) { Err(StorageError::ShuttingDown) } else { Ok(()) }
     }
 
@@ -254,7 +296,9 @@ impl Devices {
     fn sound(&self, entry: &Entry, device_id: &str) -> Result<(DeviceRecord, Arc<Stack>), StorageError> {
         match &*entry.state() {
             None => Err(StorageError::NotFound(device_id.to_owned())),
-            Some(OpenDevice { record, served: Served::Stack(stack) }) => Ok((record.clone(), Arc::clone(stack))),
+            Some(OpenDevice { record, served: Served::Stack(stack) }) => {
+                Ok((record.clone(), Arc::clone(stack)))
+            }
             Some(OpenDevice { served: Served::Damaged(reason) | Served::Unrecorded(reason), .. }) => {
                 Err(StorageError::Damaged { device_id: device_id.to_owned(), reason: reason.clone() })
             }

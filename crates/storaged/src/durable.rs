@@ -13,7 +13,8 @@ pub(crate) fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(PARTIAL_SUFFIX);
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
-    let written = file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&partial, path));
+    let written =
+        file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&partial, path));
     if written.is_err() {
         // The disk may be full: give back what little this took.
         drop(fs::remove_file(&partial));

@@ -31,8 +31,7 @@ impl LayerCache {
     /// which costs memory and nothing else.
     pub(crate) fn get(&self, path: &Path) -> Result<Arc<Layer>, StorageError> {
         let metadata = fs::metadata(path).map_err(StorageError::io("examining the layer", path))?;
-        let identity =
-            Identity { device: metadata.dev(), inode: metadata.ino(), size_bytes: metadata.len() };
+        let identity = Identity { device: metadata.dev(), inode: metadata.ino(), size_bytes: metadata.len() };
         if let Some((known, layer)) = self.table().get(path)
             && *known == identity
             && let Some(layer) = layer.upgrade()
@@ -53,15 +52,8 @@ impl LayerCache {
     /// Enters a layer that was made here, so that the next device finds it open.
     pub(crate) fn add(&self, path: &Path, layer: &Arc<Layer>) {
         let Ok(metadata) = fs::metadata(path) else { return };
-        let identity =
-            Identity { device: metadata.dev(), inode: metadata.ino(), size_bytes: metadata.len() };
+        let identity = Identity { device: metadata.dev(), inode: metadata.ino(), size_bytes: metadata.len() };
         self.table().insert(path.to_owned(), (identity, Arc::downgrade(layer)));
-    }
-
-    /// Layers that are open.
-    #[cfg(test)]
-    pub(crate) fn open_count(&self) -> usize {
-        self.table().values().filter(|(_, layer)| layer.strong_count() > 0).count()
     }
 
     fn table(&self) -> std::sync::MutexGuard<'_, HashMap<PathBuf, (Identity, Weak<Layer>)>> {

@@ -35,7 +35,9 @@ impl DirectoryLock {
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => break,
-                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(20)),
+                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(20))
+                }
                 Err(Errno::WOULDBLOCK) => {
                     let mut owner = String::new();
                     // Only for the message.
@@ -47,7 +49,11 @@ impl DirectoryLock {
             }
         }
         // Only for the message of whoever is refused.
-        drop(file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id())));
+        drop(
+            file.set_len(0)
+                .and_then(|()| file.rewind())
+                .and_then(|()| writeln!(file, "{}", std::process::id())),
+        );
         Ok(Self { _file: file })
     }
 }

@@ -100,7 +100,8 @@ impl Records {
     }
 
     fn paths(&self) -> Result<Vec<PathBuf>, StorageError> {
-        let list = || fs::read_dir(&self.directory)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>();
+        let list =
+            || fs::read_dir(&self.directory)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>();
         list().map_err(StorageError::io("listing", &self.directory))
     }
 
@@ -114,7 +115,8 @@ impl Records {
             match read(&path) {
                 Ok(record) if self.path(&record.device_id) == path => good.push(record),
                 Ok(record) => {
-                    let reason = format!("it is the record of device {:?}; a file was renamed", record.device_id);
+                    let reason =
+                        format!("it is the record of device {:?}; a file was renamed", record.device_id);
                     bad.push(BadRecord { path, reason });
                 }
                 Err(reason) => bad.push(BadRecord { path, reason }),
@@ -136,7 +138,8 @@ impl Records {
 
     pub(crate) fn write(&self, record: &DeviceRecord) -> Result<(), StorageError> {
         let path = self.path(&record.device_id);
-        let text = serde_json::to_vec_pretty(record).map_err(|error| StorageError::Internal(error.to_string()))?;
+        let text =
+            serde_json::to_vec_pretty(record).map_err(|error| StorageError::Internal(error.to_string()))?;
         durable::write(&path, &text).map_err(StorageError::io("writing the record", &path))
     }
 
@@ -192,9 +195,10 @@ impl Inodes {
         }
         // A counter that was lost may have been some steps further than the devices that are left.
         let after_records = highest_used.saturating_add(1).max(blockdev::fuse::FIRST_DEVICE_INODE);
-        let next = stored.map_or(after_records.saturating_add(64 * STEP * u64::from(highest_used > 0)), |stored: u64| {
-            stored.max(after_records)
-        });
+        let next = stored
+            .map_or(after_records.saturating_add(64 * STEP * u64::from(highest_used > 0)), |stored: u64| {
+                stored.max(after_records)
+            });
         Ok(Self { path: path.to_owned(), counter: Mutex::new(Counter { next, reserved: next }) })
     }
 

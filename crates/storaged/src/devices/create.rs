@@ -7,7 +7,7 @@ use overlaybd::{Stack, Upper, UpperFiles};
 use uuid::Uuid;
 
 use super::open::{create_upper, open_upper};
-use super::{DeviceView, Devices, Entry, OpenDevice, Served, image, spec};
+use super::{DeviceView, Devices, OpenDevice, Served, image, spec};
 use crate::records::{DeviceRecord, UpperRecord};
 use crate::{StorageError, durable};
 
@@ -32,6 +32,7 @@ impl Devices {
     pub(crate) fn create(&self, request: &NewDevice) -> Result<DeviceView, StorageError> {
         self.check_not_ending()?;
         request.check()?;
+        let _layers_stay = self.creation.blocking_read();
         let entry = Arc::clone(self.entries().entry(request.device_id.clone()).or_default());
         let _operation = entry.lock();
         if let Some(open) = &*entry.state() {
@@ -87,7 +88,8 @@ impl Devices {
         };
         let upper = match &record.upper {
             Some(upper) => {
-                durable::make_directory(&upper.directory).map_err(StorageError::io("making", &upper.directory))?;
+                durable::make_directory(&upper.directory)
+                    .map_err(StorageError::io("making", &upper.directory))?;
                 let files = upper.live_files();
                 remove_unused(&files)?;
                 Some((create_upper(&files, virtual_size_bytes, uuid, parent_uuid)?, files))
@@ -163,7 +165,9 @@ impl NewDevice {
             )));
         }
         if self.lower_paths.is_empty() && self.upper_directory.is_none() {
-            return Err(StorageError::InvalidRequest("a device needs at least one layer or an upper".to_owned()));
+            return Err(StorageError::InvalidRequest(
+                "a device needs at least one layer or an upper".to_owned(),
+            ));
         }
         if !self.virtual_size_bytes.is_multiple_of(blockdev::SECTOR_BYTES) {
             return Err(StorageError::InvalidRequest(format!(
@@ -210,5 +214,9 @@ pub(super) fn check_path(path: &Path) -> Result<(), StorageError> {
         && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
         && !path.as_os_str().as_encoded_bytes().contains(&0)
         && path.as_os_str().len() < 4096;
-    if plain { Ok(()) } else { Err(StorageError::InvalidRequest(format!("{path:?} is not an absolute path without '..'"))) }
+    if plain {
+        Ok(())
+    } else {
+        Err(StorageError::InvalidRequest(format!("{path:?} is not an absolute path without '..'")))
+    }
 }

@@ -42,7 +42,7 @@ impl Devices {
         Ok(Arc::new(stack))
     }
 
-    pub(super) fn open_lowers<P: AsRef<Path>>(&self, paths: &[P]) -> Result<Vec<Arc<Layer>>, StorageError> {
+    pub(crate) fn open_lowers<P: AsRef<Path>>(&self, paths: &[P]) -> Result<Vec<Arc<Layer>>, StorageError> {
         paths.iter().map(|path| self.layers.get(path.as_ref())).collect()
     }
 }

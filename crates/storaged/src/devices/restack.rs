@@ -34,7 +34,9 @@ impl Devices {
             return self.get(device_id);
         }
         let Some(upper) = record.upper.clone() else {
-            return Err(StorageError::Unsuitable(format!("device {device_id:?} is read-only: it has nothing to seal")));
+            return Err(StorageError::Unsuitable(format!(
+                "device {device_id:?} is read-only: it has nothing to seal"
+            )));
         };
         if record.lower_paths.len() + 2 > overlaybd::MAX_LAYERS {
             return Err(StorageError::Unsuitable(format!(
