@@ -1,4 +1,9 @@
-//! Imports with real mounts: needs root, loop devices and e2fsprogs.
+//! Imports with real mounts: needs root, loop devices, e2fsprogs, GNU tar, skopeo and docker-registry.
 
+mod conversion;
 mod golden;
+mod hostile;
+mod import;
+mod registry;
+mod sources;
 mod support;
