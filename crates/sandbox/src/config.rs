@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use vmm::Vmm;
 
-use crate::{Clock, FindMachine, GuestDaemon, Networks, NodeTag, Randomness, SandboxId, Storage, SystemClock};
+use crate::{
+    Clock, FindMachine, GuestDaemon, Networks, NodeTag, Randomness, SandboxId, Storage, SystemClock,
+};
 use crate::{HttpGuestDaemon, OsRandomness};
 
 /// Settings of one node.
