@@ -52,12 +52,12 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     }
     let config = Config::load(cli.config.as_deref(), |name| std::env::var(name).ok())?;
     let done = |()| ExitCode::SUCCESS;
-    let format = Format::choose(cli.json);
     match cli.command {
         Command::Serve(arguments) => {
+            // Before this process opens anything that stays open.
+            let ready = arguments.ready_fd.map(serve::take_descriptor).transpose()?;
             logging::start("info");
-            let runtime = runtime()?;
-            runtime.block_on(serve::run(config, cli.config, arguments.ready_fd)).map(done)
+            runtime()?.block_on(serve::run(config, cli.config, ready)).map(done)
         }
         Command::Storaged => {
             logging::start("info");
@@ -68,15 +68,16 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             match command {
                 Command::Setup => command::setup::run(&config).map(done),
                 Command::Auth => command::auth::run(&config, cli.json).map(done),
-                Command::Doctor => doctor::run(&config, &runtime()?, format),
-                command => client_command(command, &config, format),
+                Command::Doctor => doctor::run(&config, &runtime()?, Format::choose(cli.json)),
+                command => client_command(command, &config, cli.json),
             }
         }
     }
 }
 
 /// Everything that asks a node.
-fn client_command(command: Command, config: &Config, format: Format) -> anyhow::Result<ExitCode> {
+fn client_command(command: Command, config: &Config, json: bool) -> anyhow::Result<ExitCode> {
+    let format = Format::choose(json);
     let node = Node::from_environment(config, |name| std::env::var(name).ok())?;
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
@@ -88,9 +89,7 @@ fn client_command(command: Command, config: &Config, format: Format) -> anyhow::
             Command::Template { command: TemplateCommand::Rm { names } } => {
                 command::template::remove(&node, names).await.map(|()| 0)
             }
-            Command::Start(arguments) => {
-                command::start::run(&node, config, arguments, format == Format::Json).await
-            }
+            Command::Start(arguments) => command::start::run(&node, config, arguments, json).await,
             Command::Exec(arguments) => command::exec::run(&node, arguments).await,
             Command::Cp(arguments) => command::cp::run(&node, arguments).await.map(|()| 0),
             Command::Ls => command::ls::run(&node, format).await.map(|()| 0),

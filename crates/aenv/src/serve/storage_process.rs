@@ -106,7 +106,10 @@ impl StorageProcess {
         }
         let ended = tokio::time::timeout(STOP_TIMEOUT, &mut self.supervisor).await.is_ok();
         if !ended {
-            tracing::warn!("the storage daemon has not ended after {} s and is left alone", STOP_TIMEOUT.as_secs());
+            tracing::warn!(
+                "the storage daemon has not ended after {} s and is left alone",
+                STOP_TIMEOUT.as_secs()
+            );
             self.supervisor.abort();
         }
         ended
@@ -156,7 +159,11 @@ impl Launch {
             if Instant::now() > deadline {
                 // It would come up later and hold what the next try needs.
                 let _ = child.kill().await;
-                bail!("the storage daemon does not answer after {} s:\n{}", START_TIMEOUT.as_secs(), self.log_tail());
+                bail!(
+                    "the storage daemon does not answer after {} s:\n{}",
+                    START_TIMEOUT.as_secs(),
+                    self.log_tail()
+                );
             }
             tokio::time::sleep(POLL).await;
         }
@@ -209,5 +216,6 @@ fn watch_process(process_id: u32) -> anyhow::Result<AsyncFd<OwnedFd>> {
     let context = || format!("watch the storage daemon (process {process_id})");
     let process = i32::try_from(process_id).ok().and_then(Pid::from_raw).with_context(context)?;
     let descriptor = pidfd_open(process, PidfdFlags::NONBLOCK).with_context(context)?;
-    AsyncFd::new(descriptor).with_context(context)
+    // SAFETY: the descriptor is this `OwnedFd`'s own, is never replaced, and stays open inside the `AsyncFd`.
+    unsafe { AsyncFd::register(descriptor) }.map_err(std::io::Error::from).with_context(context)
 }
