@@ -48,6 +48,8 @@ pub(crate) enum Command {
     Rm(RmArguments),
     /// Print the console of a sandbox
     Logs(LogsArguments),
+    /// Look into overlaybd layers, and read disks made of them
+    Layer(crate::command::layer::LayerArguments),
     /// Print the completion script for a shell
     Completion {
         /// bash, zsh, fish, elvish or powershell
@@ -201,7 +203,8 @@ mod tests {
 
     #[test]
     fn what_follows_the_command_of_exec_belongs_to_it() {
-        let cli = Cli::try_parse_from(["aenv", "exec", "i1", "--user", "root", "--", "ls", "-l", "--json"]).unwrap();
+        let cli = Cli::try_parse_from(["aenv", "exec", "i1", "--user", "root", "--", "ls", "-l", "--json"])
+            .unwrap();
         let Command::Exec(exec) = cli.command else { panic!("{cli:?}") };
         assert_eq!(exec.command, ["ls", "-l", "--json"]);
         assert_eq!(exec.user.as_deref(), Some("root"));

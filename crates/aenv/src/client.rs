@@ -41,7 +41,8 @@ impl Node {
         config: &Config,
         environment: impl Fn(&str) -> Option<String>,
     ) -> anyhow::Result<Self> {
-        let either = |one, other| environment(one).or_else(|| environment(other)).filter(|value| !value.is_empty());
+        let either =
+            |one, other| environment(one).or_else(|| environment(other)).filter(|value| !value.is_empty());
         let named = either("AENV_API_URL", "E2B_API_URL");
         let url = parse_url(&named.unwrap_or_else(|| config.url()))?;
         let sandbox_url = match either("AENV_SANDBOX_URL", "E2B_SANDBOX_URL") {
@@ -52,21 +53,17 @@ impl Node {
             Some(key) => key,
             None => read_key(&config.api_key_path())?,
         };
-        let mut builder = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true);
-        if is_local(&url) {
-            // A proxy for the internet cannot reach this machine's loopback interface.
-            builder = builder.no_proxy();
-        }
-        Ok(Self { http: builder.build().context("prepare the HTTP client")?, url, sandbox_url, key })
-    }
-
-    pub(crate) fn url(&self) -> &Url {
-        &self.url
+        let http = http_client(&[&url, &sandbox_url])?;
+        Ok(Self { http, url, sandbox_url, key })
     }
 
     /// A control plane request to a path made of `segments`, which are escaped.
     fn request(&self, method: Method, segments: &[&str]) -> RequestBuilder {
-        self.http.request(method, join(&self.url, segments)).header(api::API_KEY_HEADER, &self.key)
+        self.request_to(method, join(&self.url, segments))
+    }
+
+    fn request_to(&self, method: Method, url: Url) -> RequestBuilder {
+        self.http.request(method, url).header(api::API_KEY_HEADER, &self.key)
     }
 
     /// Sends a request and turns every answer but a success into an error.
@@ -87,7 +84,8 @@ impl Node {
             Err(_) => String::from_utf8_lossy(&body).trim().to_owned(),
         };
         if status == StatusCode::UNAUTHORIZED {
-            message = format!("{message} (the API key is wrong: `aenv auth` on the node's machine prints it)");
+            message =
+                format!("{message} (the API key is wrong: `aenv auth` on the node's machine prints it)");
         }
         Refusal { status, message }
     }
@@ -107,7 +105,8 @@ impl Node {
     async fn json<T: DeserializeOwned>(&self, request: RequestBuilder) -> anyhow::Result<T> {
         let response = self.send(request.timeout(CALL_TIMEOUT)).await?;
         response.json().await.map_err(|error| {
-            anyhow::Error::new(error.without_url()).context(format!("the answer of {} cannot be read", self.url))
+            anyhow::Error::new(error.without_url())
+                .context(format!("the answer of {} cannot be read", self.url))
         })
     }
 
@@ -126,11 +125,11 @@ impl Node {
         let mut all = Vec::new();
         let mut token: Option<String> = None;
         for _ in 0..MAX_PAGES {
-            let mut request = self.request(Method::GET, &["v2", "sandboxes"]).timeout(CALL_TIMEOUT);
+            let mut url = join(&self.url, &["v2", "sandboxes"]);
             if let Some(token) = &token {
-                request = request.query(&[("nextToken", token)]);
+                url.query_pairs_mut().append_pair("nextToken", token);
             }
-            let response = self.send(request).await?;
+            let response = self.send(self.request_to(Method::GET, url).timeout(CALL_TIMEOUT)).await?;
             let next = response.headers().get(api::NEXT_TOKEN_HEADER).and_then(|value| value.to_str().ok());
             token = next.filter(|token| !token.is_empty()).map(str::to_owned);
             let page: Vec<api::ListedSandbox> =
@@ -220,7 +219,22 @@ pub(crate) fn read_key(path: &Path) -> anyhow::Result<String> {
     bail!("no API key in {}: {hint}, or set E2B_API_KEY to the key that `aenv auth` prints", path.display())
 }
 
-fn parse_url(text: &str) -> anyhow::Result<Url> {
+/// A client for requests to `urls`.
+pub(crate) fn http_client(urls: &[&Url]) -> anyhow::Result<reqwest::Client> {
+    crate::use_tls_provider();
+    let mut builder = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true);
+    if urls.iter().all(|url| is_local(url)) {
+        // A proxy for the internet cannot reach this machine's loopback interface.
+        builder = builder.no_proxy();
+    }
+    if urls.iter().all(|url| url.scheme() == "http") {
+        // Certificates are not needed, and are not there on every machine.
+        builder = builder.tls_certs_only([]);
+    }
+    builder.build().context("prepare the HTTP client")
+}
+
+pub(crate) fn parse_url(text: &str) -> anyhow::Result<Url> {
     let url = Url::parse(text).with_context(|| format!("{text:?} is no address of a node"))?;
     if !matches!(url.scheme(), "http" | "https") || url.cannot_be_a_base() {
         bail!("{text:?} is no address of a node: it must begin with http:// or https://");
@@ -281,7 +295,10 @@ mod tests {
     #[test]
     fn an_address_that_is_none_is_refused() {
         for wrong in ["127.0.0.1:3000", "ftp://x", "mailto:x", ""] {
-            assert!(node(&[("E2B_API_KEY", "k"), ("AENV_API_URL", wrong)]).is_err() || wrong.is_empty(), "{wrong}");
+            assert!(
+                node(&[("E2B_API_KEY", "k"), ("AENV_API_URL", wrong)]).is_err() || wrong.is_empty(),
+                "{wrong}"
+            );
         }
     }
 

@@ -3,6 +3,7 @@
 pub(crate) mod auth;
 pub(crate) mod cp;
 pub(crate) mod exec;
+pub(crate) mod layer;
 pub(crate) mod logs;
 pub(crate) mod ls;
 pub(crate) mod pull;

@@ -226,7 +226,11 @@ impl Config {
     pub(crate) fn url(&self) -> String {
         let mut address = self.listen;
         if address.ip().is_unspecified() {
-            address.set_ip(if address.is_ipv4() { [127, 0, 0, 1].into() } else { [0, 0, 0, 0, 0, 0, 0, 1].into() });
+            address.set_ip(if address.is_ipv4() {
+                [127, 0, 0, 1].into()
+            } else {
+                [0, 0, 0, 0, 0, 0, 0, 1].into()
+            });
         }
         format!("http://{address}")
     }

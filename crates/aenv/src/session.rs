@@ -31,7 +31,10 @@ pub(crate) async fn run(guest: &Guest, process: ProcessConfig, terminal: bool) -
         Ok(started) => started,
         Err(error) => {
             let hint = format!("start {name} in sandbox {}", guest.id());
-            if matches!(code_of(&error), Some(Code::NotFound | Code::InvalidArgument | Code::PermissionDenied)) {
+            if matches!(
+                code_of(&error),
+                Some(Code::NotFound | Code::InvalidArgument | Code::PermissionDenied)
+            ) {
                 crate::output::note(&format!("aenv: {hint}: {error:#}"));
                 return Ok(EXIT_NOT_STARTED);
             }

@@ -64,7 +64,8 @@ mod tests {
 
     #[test]
     fn sizes_are_read() {
-        for (text, bytes) in [("4096", 4096), ("1k", 1024), ("16G", 16 << 30), ("2TiB", 2 << 40), ("7 M", 0)] {
+        for (text, bytes) in [("4096", 4096), ("1k", 1024), ("16G", 16 << 30), ("2TiB", 2 << 40), ("7 M", 0)]
+        {
             assert_eq!(parse_size(text).unwrap_or(0), bytes, "{text}");
         }
         for text in ["", "G", "-1G", "1.5G", "0", "1X", "99999999T"] {
@@ -74,9 +75,14 @@ mod tests {
 
     #[test]
     fn sizes_are_written() {
-        for (bytes, text) in
-            [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (64 << 30, "64 GiB"), (u64::MAX, "16777215 TiB")]
-        {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1 KiB"),
+            (1536, "1.5 KiB"),
+            (64 << 30, "64 GiB"),
+            (u64::MAX, "16777215 TiB"),
+        ] {
             assert_eq!(size(bytes), text);
         }
     }

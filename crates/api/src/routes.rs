@@ -16,7 +16,6 @@ use crate::{Api, ApiError, auth, cors, openapi, proxy};
 #[derive(Default)]
 pub(crate) struct Routes {
     router: Router<Arc<Api>>,
-    #[cfg_attr(not(test), expect(dead_code, reason = "read by the test of the OpenAPI document"))]
     pub(crate) listed: Vec<(&'static str, &'static str)>,
 }
 

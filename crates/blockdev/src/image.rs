@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 
 mod memory;
+mod stack;
 mod unreadable;
 
 pub use memory::MemoryImage;

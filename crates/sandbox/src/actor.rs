@@ -21,14 +21,12 @@ use vmm::Machine;
 use crate::config::SandboxPaths;
 use crate::node::Shared;
 use crate::record::{SandboxRecord, SandboxSpec};
-use crate::{SandboxError, SandboxId, console};
+use crate::{SandboxError, SandboxId};
 
 /// Requests that may wait for one sandbox.
 const COMMANDS_MAX: usize = 32;
 /// The end of a sandbox is a time of day, which may be set while an actor sleeps; it looks again this often.
 const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// How often the console's size is looked at.
-const CONSOLE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What others see of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -223,8 +221,6 @@ impl Actor {
     /// Serves requests until the sandbox has a reason to end.
     async fn serve(&mut self, mut live: Live) -> EndReason {
         let Some(machine) = self.resources.machine.clone() else { return EndReason::MachineEnded };
-        let mut console_check = tokio::time::interval(CONSOLE_CHECK_INTERVAL);
-        console_check.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             let left = live.end_at.saturating_since(self.shared.parts.clock.now());
             if left.is_zero() {
@@ -237,7 +233,6 @@ impl Actor {
                 () = requested(&mut self.stopping) => return EndReason::NodeStops,
                 () = machine.wait() => return EndReason::MachineEnded,
                 Some(command) = self.commands.recv() => self.set_end(&mut live, command).await,
-                _ = console_check.tick() => self.bound_console().await,
                 () = tokio::time::sleep(left.min(CLOCK_CHECK_INTERVAL)) => {}
             }
         }
@@ -265,13 +260,6 @@ impl Actor {
             }
         };
         let _ = command.reply.send(result);
-    }
-
-    async fn bound_console(&self) {
-        let path = self.paths.console_log.clone();
-        if let Ok(Err(error)) = tokio::task::spawn_blocking(move || console::bound(&path)).await {
-            tracing::debug!(%error, "the console's size could not be bounded");
-        }
     }
 }
 

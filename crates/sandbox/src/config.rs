@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use vmm::Vmm;
 
-use crate::{Clock, GuestDaemon, Networks, NodeTag, Randomness, SandboxId, Storage, SystemClock};
+use crate::{Clock, FindMachine, GuestDaemon, Networks, NodeTag, Randomness, SandboxId, Storage, SystemClock};
 use crate::{HttpGuestDaemon, OsRandomness};
 
 /// Settings of one node.
@@ -133,6 +133,8 @@ pub struct Parts {
     pub storage: Arc<dyn Storage>,
     /// Starts machines.
     pub vmm: Arc<dyn Vmm>,
+    /// Finds machines that were not recorded.
+    pub machines: Arc<dyn FindMachine>,
     /// Makes network slots.
     pub networks: Arc<dyn Networks>,
     /// Talks to the daemon inside a guest.
@@ -146,9 +148,14 @@ pub struct Parts {
 impl Parts {
     /// The parts of a real node: the host's clock and randomness, and the guest daemon over HTTP.
     #[must_use]
-    pub fn new(storage: Arc<dyn Storage>, vmm: Arc<dyn Vmm>, networks: Arc<dyn Networks>) -> Self {
+    pub fn new<V: Vmm + FindMachine + 'static>(
+        storage: Arc<dyn Storage>,
+        vmm: Arc<V>,
+        networks: Arc<dyn Networks>,
+    ) -> Self {
         Self {
             storage,
+            machines: vmm.clone(),
             vmm,
             networks,
             guest: Arc::new(HttpGuestDaemon::default()),

@@ -8,8 +8,6 @@ use std::time::{Duration, SystemTime};
 
 /// Most bytes of a console that are shown or kept.
 pub(crate) const CONSOLE_BYTES_MAX: u64 = 1024 * 1024;
-/// A running guest's console is emptied when it grows beyond this: a guest can write to it without end.
-pub(crate) const CONSOLE_FILE_BYTES_MAX: u64 = 8 * CONSOLE_BYTES_MAX;
 /// Most consoles of ended sandboxes that are kept.
 const KEPT_COUNT_MAX: usize = 64;
 
@@ -36,16 +34,6 @@ pub(crate) fn keep(from: &Path, to: &Path, reason: &str) -> io::Result<()> {
         file.write_all(b"\n")?;
     }
     writeln!(file, "aenv: {reason}")
-}
-
-/// Empties a console that has grown too large. The machine appends, so it goes on at the new end.
-pub(crate) fn bound(path: &Path) -> io::Result<()> {
-    if std::fs::metadata(path)?.len() <= CONSOLE_FILE_BYTES_MAX {
-        return Ok(());
-    }
-    let mut file = OpenOptions::new().append(true).open(path)?;
-    file.set_len(0)?;
-    writeln!(file, "aenv: the console was emptied because it had grown beyond {CONSOLE_FILE_BYTES_MAX} bytes")
 }
 
 /// Removes kept consoles that are too old or too many.
@@ -88,15 +76,6 @@ mod tests {
         let tail = read_tail(&path).unwrap().unwrap();
         assert_eq!(tail.len() as u64, CONSOLE_BYTES_MAX);
         assert!(tail.iter().all(|byte| *byte == b'b'));
-    }
-
-    #[test]
-    fn a_console_that_grew_too_large_is_emptied() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("console.log");
-        File::create(&path).unwrap().set_len(CONSOLE_FILE_BYTES_MAX + 1).unwrap();
-        bound(&path).unwrap();
-        assert!(std::fs::read_to_string(&path).unwrap().starts_with("aenv: the console was emptied"));
     }
 
     #[test]

@@ -197,6 +197,7 @@ impl Call<'_> {
         // The connection is driven here and dropped with the answer, so that nothing outlives the call.
         tokio::pin!(exchange);
         tokio::select! {
+            biased;
             answer = &mut exchange => answer,
             ended = connection => match ended {
                 // It may end right after the last byte of the answer, which is then still to be read.

@@ -61,3 +61,14 @@ pub enum VmmError {
         source: std::io::Error,
     },
 }
+
+impl VmmError {
+    /// How much of the console an error shows.
+    pub(crate) const CONSOLE_BYTES: usize = 4096;
+
+    /// For `map_err`: adds what was being done to an I/O error.
+    pub(crate) fn io(context: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let context = context.into();
+        move |source| Self::Io { context, source }
+    }
+}

@@ -12,7 +12,7 @@ use crate::VmmError;
 /// Everything a monitor needs to boot one guest.
 #[derive(Debug)]
 pub struct MachineConfig {
-    /// Names the machine in logs and process lists; the sandbox id.
+    /// Names the machine in logs and process lists; the sandbox id. Letters, digits, `-`, `_` and `.`, at most 64.
     pub id: String,
     /// Number of virtual processors, at least 1.
     pub vcpus: u32,
@@ -30,7 +30,8 @@ pub struct MachineConfig {
     pub network: Option<NetworkInterface>,
     /// Directory for sockets and records of this machine; exists, and belongs to this machine alone.
     pub runtime_directory: PathBuf,
-    /// File that receives the guest's serial console; created when missing, appended to.
+    /// File that receives the guest's serial console and the monitor's own messages; created when missing, appended to.
+    /// Its size is bounded: the oldest output goes first. It is filled while a [`Machine`] handle exists.
     pub console_log: PathBuf,
 }
 
@@ -96,14 +97,17 @@ pub trait Vmm: Send + Sync + std::fmt::Debug {
     fn name(&self) -> &'static str;
 
     /// Starts a monitor and lets the guest run. Returns once the guest's processors run; the guest itself still boots.
-    /// On failure nothing is left behind and the error holds the last lines of the console.
+    /// On failure, and when the returned future is dropped, nothing but the console log is left behind; the error holds
+    /// the last lines of the console.
     async fn boot(&self, config: MachineConfig) -> Result<Box<dyn Machine>, VmmError>;
 
-    /// Takes over a machine started by an earlier process. Fails with [`VmmError::Gone`] when its process has ended.
+    /// Takes over a machine started by an earlier process, or whose handle was dropped. Fails with [`VmmError::Gone`] when
+    /// its process has ended; its sockets are removed then.
     async fn adopt(&self, record: &MachineRecord) -> Result<Box<dyn Machine>, VmmError>;
 }
 
-/// One machine. Dropping the handle does not end the machine: monitors outlive the process that started them.
+/// One machine. Dropping the handle does not end the machine: monitors outlive the process that started them. A machine
+/// has one handle at a time: it alone reads the console.
 #[async_trait]
 pub trait Machine: Send + Sync + std::fmt::Debug {
     /// What to store so that [`Vmm::adopt`] finds this machine.
@@ -125,7 +129,7 @@ pub trait Machine: Send + Sync + std::fmt::Debug {
     /// Ends the monitor at once and removes its sockets. Succeeds when it has already ended.
     async fn kill(&self) -> Result<(), VmmError>;
 
-    /// Waits until the monitor process ends, for whatever reason.
+    /// Waits until the monitor process ends, for whatever reason. What the console said last is in its log then.
     async fn wait(&self);
 
     /// Last lines of the serial console, at most `max_bytes`, with invalid text replaced.

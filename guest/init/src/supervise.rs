@@ -207,9 +207,10 @@ mod tests {
     #[test]
     fn the_reason_of_an_exit_is_put_in_words() {
         let ran = |script: &str| {
-            use std::os::unix::process::ExitStatusExt as _;
-            let status = Command::new("/bin/sh").args(["-c", script]).status().unwrap();
-            Ended(WaitStatus::new(status.into_raw())).to_string()
+            let child = Command::new("/bin/sh").args(["-c", script]).spawn().unwrap();
+            let pid = Pid::from_raw(child.id().try_into().unwrap());
+            let (_, status) = rustix::process::waitpid(pid, WaitOptions::empty()).unwrap().unwrap();
+            Ended(status).to_string()
         };
         assert_eq!(ran("exit 3"), "exit status 3");
         assert_eq!(ran("kill -9 $$"), "killed by signal 9");

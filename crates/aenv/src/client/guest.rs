@@ -3,7 +3,7 @@
 use anyhow::{Context, anyhow};
 use protocol::connect::{self, Code, RpcError};
 use protocol::envd::{self, EntryInfo, FileType};
-use reqwest::{Body, Method, RequestBuilder, Response};
+use reqwest::{Body, Method, RequestBuilder, Response, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -38,12 +38,11 @@ impl Guest {
         &self.id
     }
 
-    /// A request to the daemon at a path made of `segments`.
-    pub(super) fn request(&self, method: Method, segments: &[&str]) -> RequestBuilder {
+    fn request(&self, method: Method, url: Url) -> RequestBuilder {
         let mut request = self
             .node
             .http
-            .request(method, join(&self.node.sandbox_url, segments))
+            .request(method, url)
             .header(protocol::api::SANDBOX_ID_HEADER, &self.id)
             .header(protocol::api::SANDBOX_PORT_HEADER, envd::ENVD_PORT.to_string());
         if let Some(token) = &self.token {
@@ -54,7 +53,8 @@ impl Guest {
 
     /// A request of one of the daemon's services, `process.Process` or `filesystem.Filesystem`.
     pub(super) fn procedure(&self, service: &str, method: &str) -> RequestBuilder {
-        let request = self.request(Method::POST, &[service.trim_matches('/'), method]);
+        let url = join(&self.node.sandbox_url, &[service.trim_matches('/'), method]);
+        let request = self.request(Method::POST, url);
         match &self.user {
             Some(user) => request.basic_auth(user, Some("")),
             None => request,
@@ -80,7 +80,10 @@ impl Guest {
     ) -> anyhow::Result<T> {
         let request = self.procedure(service, method).json(message).timeout(CALL_TIMEOUT);
         let response = self.send(request).await?;
-        response.json().await.with_context(|| format!("the answer of sandbox {} to {method} cannot be read", self.id))
+        response
+            .json()
+            .await
+            .with_context(|| format!("the answer of sandbox {} to {method} cannot be read", self.id))
     }
 
     /// What is at `path`, if there is anything.
@@ -114,11 +117,12 @@ impl Guest {
     }
 
     fn file_request(&self, method: Method, path: &str) -> RequestBuilder {
-        let request = self.request(method, &["files"]).query(&[("path", path)]);
-        match &self.user {
-            Some(user) => request.query(&[("username", user)]),
-            None => request,
+        let mut url = join(&self.node.sandbox_url, &["files"]);
+        url.query_pairs_mut().append_pair("path", path);
+        if let Some(user) = &self.user {
+            url.query_pairs_mut().append_pair("username", user);
         }
+        self.request(method, url)
     }
 }
 

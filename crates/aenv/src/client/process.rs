@@ -28,8 +28,8 @@ impl Events {
         loop {
             if let Some(envelope) = self.decoder.next_envelope().context("the sandbox's stream is damaged")? {
                 if !envelope.is_end() {
-                    let message: EventMessage =
-                        serde_json::from_slice(&envelope.message).context("the sandbox's stream is damaged")?;
+                    let message: EventMessage = serde_json::from_slice(&envelope.message)
+                        .context("the sandbox's stream is damaged")?;
                     return Ok(Some(message.event.unwrap_or_default()));
                 }
                 let error = envelope.end_error().context("the sandbox's stream is damaged")?;

@@ -10,7 +10,9 @@ use crate::{session, terminal};
 
 pub(crate) async fn run(node: &Node, arguments: ExecArguments) -> anyhow::Result<i32> {
     if arguments.tty && !terminal::is_interactive() {
-        bail!("--tty needs a terminal on standard input and output; leave it out to run the command with pipes");
+        bail!(
+            "--tty needs a terminal on standard input and output; leave it out to run the command with pipes"
+        );
     }
     let guest = Guest::find(node, &arguments.id, arguments.user).await?;
     let mut command = arguments.command.into_iter();

@@ -60,7 +60,10 @@ mod tests {
     fn a_window_that_moved_on_is_joined() {
         let long: Vec<u8> = (0..200).flat_map(|number| format!("line {number}\n").into_bytes()).collect();
         let later: Vec<u8> = (100..210).flat_map(|number| format!("line {number}\n").into_bytes()).collect();
-        assert_eq!(news(&long, &later), (200..210).flat_map(|n| format!("line {n}\n").into_bytes()).collect::<Vec<_>>());
+        assert_eq!(
+            news(&long, &later),
+            (200..210).flat_map(|n| format!("line {n}\n").into_bytes()).collect::<Vec<_>>()
+        );
         assert_eq!(news(b"something else\n", b"new\n"), b"new\n");
     }
 }

@@ -23,7 +23,8 @@ fn table(sandboxes: &[ListedSandbox], now: Timestamp) -> Table {
             SandboxState::Running => "running",
             SandboxState::Paused => "paused",
         };
-        let labels: Vec<String> = sandbox.metadata.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let labels: Vec<String> =
+            sandbox.metadata.iter().map(|(key, value)| format!("{key}={value}")).collect();
         table.row([
             sandbox.sandbox_id.clone(),
             sandbox.alias.clone().unwrap_or_else(|| sandbox.template_id.clone()),

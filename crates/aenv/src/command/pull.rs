@@ -78,7 +78,9 @@ async fn follow(mut response: Response) -> anyhow::Result<Template> {
         let chunk = tokio::time::timeout(SILENCE, response.chunk())
             .await
             .map_err(|_| anyhow!("the node has been silent for {} s", SILENCE.as_secs()))?
-            .context("the connection to the node broke; what was converted so far is kept for the next try")?;
+            .context(
+                "the connection to the node broke; what was converted so far is kept for the next try",
+            )?;
         buffer.extend_from_slice(&chunk.context("the node ended the answer before the pull was done")?);
     }
 }
@@ -97,7 +99,10 @@ fn absolute(reference: &str) -> anyhow::Result<String> {
 
 fn read_password() -> anyhow::Result<String> {
     let mut text = String::new();
-    std::io::stdin().take(64 * 1024).read_to_string(&mut text).context("read the password from standard input")?;
+    std::io::stdin()
+        .take(64 * 1024)
+        .read_to_string(&mut text)
+        .context("read the password from standard input")?;
     let password = text.trim_end_matches(['\r', '\n']);
     if password.is_empty() {
         bail!("--username needs the password on standard input");

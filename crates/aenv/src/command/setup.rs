@@ -10,9 +10,10 @@ use crate::output;
 
 const INIT: &str = "aenv-init";
 const ENVD: &str = "aenv-envd";
-/// Where the guest programs are, seen from the directory of this program: beside it (an unpacked release), installed, or
-/// built in the same checkout.
-const PLACES: [&str; 3] = [".", "../lib/agentenv", "../x86_64-unknown-linux-gnu/guest"];
+/// Where the guest programs are, seen from the directory of this program: built in the same checkout, beside it (an
+/// unpacked release), or installed. The checkout comes first, because building its whole workspace also leaves dynamically
+/// linked ones beside this program, which no guest can run.
+const PLACES: [&str; 3] = ["../x86_64-unknown-linux-gnu/guest", ".", "../lib/agentenv"];
 
 pub(crate) fn run(config: &Config) -> anyhow::Result<()> {
     let setup = SetupConfig {
@@ -33,9 +34,10 @@ fn guest_programs(config: &AssetsConfig) -> anyhow::Result<GuestPrograms> {
     let own = std::env::current_exe().context("find this program's own file")?;
     let own_directory = own.parent().context("find this program's own directory")?;
     let places: Vec<PathBuf> = PLACES.iter().map(|place| own_directory.join(place)).collect();
-    let found = places.iter().map(|place| in_directory(place)).find(|programs| {
-        programs.init.is_file() && programs.envd.is_file()
-    });
+    let found = places
+        .iter()
+        .map(|place| in_directory(place))
+        .find(|programs| programs.init.is_file() && programs.envd.is_file());
     found.with_context(|| {
         let looked: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
         format!(

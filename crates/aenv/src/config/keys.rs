@@ -56,9 +56,13 @@ pub(super) fn override_from(
         let value = match kind {
             Kind::Text => Value::String(text),
             Kind::Number => Value::Integer(
-                text.parse().with_context(|| format!("environment {variable}={text:?} is not a whole number"))?,
+                text.parse()
+                    .with_context(|| format!("environment {variable}={text:?} is not a whole number"))?,
             ),
-            Kind::List => text.split(',').map(str::trim).filter(|item| !item.is_empty()).collect(),
+            Kind::List => {
+                let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
+                Value::Array(items.map(|item| Value::String(item.to_owned())).collect())
+            }
         };
         let target = if table_name.is_empty() {
             &mut table

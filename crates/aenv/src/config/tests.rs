@@ -37,9 +37,12 @@ fn what_the_file_says_holds() {
 
 #[test]
 fn an_unknown_key_is_refused_by_name_wherever_it_stands() {
-    for text in
-        ["lisen = \"x\"", "[sandbox]\nlisen = 1", "[lisen]\na = 1", "[network]\nname_prefix = \"a\"\nlisen = 1"]
-    {
+    for text in [
+        "lisen = \"x\"",
+        "[sandbox]\nlisen = 1",
+        "[lisen]\na = 1",
+        "[network]\nname_prefix = \"a\"\nlisen = 1",
+    ] {
         assert!(message(text).contains("lisen"), "{}", message(text));
     }
 }

@@ -3,5 +3,9 @@
 
 mod bad;
 mod commit;
+mod concurrency;
 mod content;
+mod errors;
 mod golden;
+mod hostile;
+mod model;

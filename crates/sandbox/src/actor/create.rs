@@ -58,6 +58,7 @@ impl Actor {
         self.wait_for_guest(&machine, &slot, deadline).await?;
         self.check(deadline, "its guest daemon was being set up")?;
         self.init_guest(&machine, &slot).await?;
+        self.check(deadline, "its guest daemon had just been set up")?;
         let started_at = shared.parts.clock.now();
         let live = Live {
             started_at,

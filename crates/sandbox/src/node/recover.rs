@@ -126,11 +126,17 @@ async fn adopt(
     (record, resources, start)
 }
 
-async fn adopt_machine(
-    shared: &Arc<Shared>,
-    record: &SandboxRecord,
-) -> Result<Arc<dyn vmm::Machine>, String> {
-    let Some(machine) = &record.machine else { return Err("it has no machine".to_owned()) };
+async fn adopt_machine(shared: &Arc<Shared>, record: &SandboxRecord) -> Result<Arc<dyn vmm::Machine>, String> {
+    let unrecorded;
+    let machine = match &record.machine {
+        Some(machine) => machine,
+        None => {
+            let paths = shared.config.paths_of(&record.id);
+            let found = shared.parts.machines.find(record.id.as_str(), &paths.runtime, &paths.console_log).await;
+            unrecorded = found.map_err(|error| error.to_string())?.ok_or("it has no machine")?;
+            &unrecorded
+        }
+    };
     let mut attempt = 1;
     loop {
         match shared.parts.vmm.adopt(machine).await {
@@ -148,6 +154,12 @@ async fn adopt_machine(
 async fn sweep(shared: &Arc<Shared>, devices: &HashSet<String>, known: &HashSet<SandboxId>) {
     let orphan =
         |name: &str| SandboxId::parse(name).filter(|id| id.is_of(&shared.tag) && !known.contains(id));
+    // Machines first: one that runs without a record still writes to its files.
+    for id in names(&shared.config.machines_directory()).await.iter().filter_map(|name| orphan(name)) {
+        if let Err(error) = end_orphan_machine(shared, &id).await {
+            tracing::warn!(%id, %error, "a machine without a sandbox stays");
+        }
+    }
     for id in devices.iter().filter_map(|name| orphan(name)) {
         match shared.parts.storage.close_device(id.as_str()).await {
             Ok(()) => tracing::info!(%id, "removed a disk without a sandbox"),
@@ -169,6 +181,16 @@ async fn sweep(shared: &Arc<Shared>, devices: &HashSet<String>, known: &HashSet<
         Ok(slots) => tracing::info!(slots, "removed networks without a sandbox"),
         Err(error) => tracing::warn!(%error, "networks without a sandbox stay"),
     }
+}
+
+async fn end_orphan_machine(shared: &Arc<Shared>, id: &SandboxId) -> Result<(), VmmError> {
+    let paths = shared.config.paths_of(id);
+    let Some(machine) = shared.parts.machines.find(id.as_str(), &paths.runtime, &paths.console_log).await? else {
+        return Ok(());
+    };
+    shared.parts.vmm.adopt(&machine).await?.kill().await?;
+    tracing::info!(%id, "ended a machine without a sandbox");
+    Ok(())
 }
 
 async fn names(directory: &Path) -> Vec<String> {

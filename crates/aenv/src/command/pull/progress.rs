@@ -76,7 +76,8 @@ fn label(step: &PullProgress) -> String {
     }
     let digest = step.layer_digest.rsplit(':').next().unwrap_or_default();
     let short: String = digest.chars().filter(char::is_ascii_alphanumeric).take(12).collect();
-    let size = if step.total_bytes > 0 { format!(", {}", units::size(step.total_bytes)) } else { String::new() };
+    let size =
+        if step.total_bytes > 0 { format!(", {}", units::size(step.total_bytes)) } else { String::new() };
     format!("layer {} of {} {short}: {}{size}", step.layer_index + 1, step.layer_count, step.phase)
 }
 
@@ -95,6 +96,9 @@ mod tests {
             total_bytes: 12 << 20,
         };
         assert_eq!(label(&step), "layer 2 of 5 0123456789ab: fetch, 12 MiB");
-        assert_eq!(label(&PullProgress { phase: "resolve".into(), ..PullProgress::default() }), "image: resolve");
+        assert_eq!(
+            label(&PullProgress { phase: "resolve".into(), ..PullProgress::default() }),
+            "image: resolve"
+        );
     }
 }

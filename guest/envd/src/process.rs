@@ -1,0 +1,62 @@
+//! The service `process.Process`: commands, their streams, input and signals.
+
+mod calls;
+mod descriptor;
+mod environment;
+mod fanout;
+mod handle;
+mod pump;
+mod queue;
+mod spawn;
+mod start;
+mod subscription;
+mod supervise;
+mod table;
+mod terminal;
+
+use std::sync::Arc;
+
+use protocol::envd::PROCESS_SERVICE;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::daemon::Daemon;
+use crate::reply::Reply;
+use crate::request::Request;
+use crate::rpc;
+
+pub(crate) use subscription::Subscription;
+pub(crate) use table::ProcessTable;
+
+/// Limits the daemon changes for itself and gives back to commands.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ProcessLimits {
+    open_files: Rlimit,
+}
+
+/// Makes the daemon fit to outlive the user's programs. Returns the limits it was started with.
+pub(crate) fn prepare_daemon_process() -> ProcessLimits {
+    // Arenas of the allocator multiply with threads, and are never given back.
+    // SAFETY: mallopt only sets a parameter of the allocator; no other thread runs yet.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, 2) };
+    rustix::process::umask(rustix::fs::Mode::WGRP | rustix::fs::Mode::WOTH);
+    // Fails without privileges; then the daemon is as likely to be chosen as others.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
+    let open_files = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: open_files.maximum, maximum: open_files.maximum });
+    ProcessLimits { open_files }
+}
+
+/// Answers a call of the service.
+pub(crate) async fn call(daemon: Arc<Daemon>, request: Request) -> Reply {
+    let method = request.uri().path().strip_prefix(PROCESS_SERVICE).unwrap_or_default().to_owned();
+    match method.as_str() {
+        "Start" => rpc::streaming_reply(start::start(daemon, request).await),
+        "Connect" => rpc::streaming_reply(calls::connect(&daemon, request).await),
+        "List" => rpc::unary_reply(calls::list(&daemon, request).await),
+        "SendSignal" => rpc::unary_reply(calls::send_signal(&daemon, request).await),
+        "SendInput" => rpc::unary_reply(calls::send_input(&daemon, request).await),
+        "CloseStdin" => rpc::unary_reply(calls::close_stdin(&daemon, request).await),
+        "Update" => rpc::unary_reply(calls::update(&daemon, request).await),
+        _ => rpc::unimplemented(&method, method == "StreamInput", request.headers()),
+    }
+}
