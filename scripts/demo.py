@@ -136,11 +136,14 @@ def main() -> int:
                 node.start()
                 tell.say(f"{AENV.name} serve answers on {node.url}; its folders are in {node.folder}")
             tour(node, registry.reference("agent"), tell)
-            with tell.step("Stopping the node and everything it started"):
+            with tell.step("Stopping the node as an operator does; what is left of it"):
+                node.stop()
+                rest = [line for line in leftovers.appeared({}, node.observe()) if not line.startswith("file:")]
+                tell.say("\n".join(rest) or "nothing but the files in its data folder, which are removed now")
+                expect(not rest, "nothing to be left")
+            with tell.step("Stopping the registry and removing the folders of this demo"):
                 stack.close()
-        rest = leftovers.appeared({}, leftovers.observe(node.scope))
-        tell.say("\n".join(rest) or "nothing of this demo is left on this machine")
-        expect(not rest, "nothing to be left")
+        expect(not leftovers.appeared({}, node.observe()), "nothing to be left")
     except KeyboardInterrupt:
         print("\ndemo: stopped; everything it started is removed", file=sys.stderr)
         return 130

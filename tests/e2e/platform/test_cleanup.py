@@ -75,3 +75,14 @@ def test_node_that_starts_again_sweeps_what_a_killed_one_left(lab):
         rest = leftovers.settled(before, node.scope, SETTLE_TIMEOUT_S)
         # The node itself is another process than before.
         assert [line for line in rest if not (line.startswith("process:") and line.endswith(" serve"))] == []
+
+
+@pytest.mark.timeout(240)
+def test_stopped_node_leaves_nothing_but_its_data(lab):
+    with lab.another_node(templates=("tiny",)) as node:
+        sandbox = node.request("POST", "/v2/sandboxes", {"templateID": "tiny", "timeout": 600}).json()
+        assert node.request("DELETE", f"/sandboxes/{sandbox['sandboxID']}").status == 204
+        node.stop()
+        rest = leftovers.appeared({}, node.observe())
+        data = f"file: {node.data_dir}/"
+        assert [line for line in rest if not line.startswith(data)] == []

@@ -186,7 +186,5 @@ def test_graceful_stop_keeps_sandboxes(own_node, options):
 def test_second_node_on_the_same_folders_is_refused(own_node):
     result = own_node.aenv("serve", check=False, timeout_s=30)
     assert result.returncode != 0
-    assert (
-        b"another" in result.stderr.lower() or b"already" in result.stderr.lower() or b"in use" in result.stderr.lower()
-    )
+    assert b"another" in result.stderr
     assert own_node.request("GET", "/health", key=None).status == 200
