@@ -137,7 +137,7 @@ fn slow_command(directory: &Path) -> Vec<std::ffi::OsString> {
     let script = directory.join("slow-unpack");
     let child = env!("CARGO_BIN_EXE_image-unpack");
     // Holds the data back after the mount is made, as a slow disk would.
-    let text = format!("#!/bin/sh\n(cat; exec sleep 600) | exec {child} \"$@\"\n");
+    let text = format!("#!/bin/sh\n(cat; exec sleep 3) | exec {child} \"$@\"\n");
     fs::write(&script, text).unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
     vec![script.into_os_string()]
@@ -262,6 +262,9 @@ async fn an_unpacker_that_hangs_is_ended_by_the_deadline() {
     });
     let error = bench.import_layers(&[small("a")]).await.unwrap_err().to_string();
     assert!(error.contains("not written out within"), "{error}");
+    // The script is gone, the unpacker behind it ends with its input.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    bench.assert_clean();
 }
 
 #[tokio::test(flavor = "multi_thread")]
