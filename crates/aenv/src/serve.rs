@@ -74,8 +74,9 @@ pub(crate) async fn run(
     if running > 0 {
         storage.leave();
         output::note(&format!(
-            "aenv: {running} sandboxes go on running, with the storage daemon under them; `aenv serve` takes them over \
-             again, and `aenv rm --all` then kills them"
+            "aenv: left running: {running} {}, with the storage daemon under them; `aenv serve` takes them over again, and \
+             `aenv rm --all` then kills them",
+            if running == 1 { "sandbox" } else { "sandboxes" }
         ));
     } else if storage.stop().await {
         slots.remove_host_rules().await.context("remove the host's network rules")?;
@@ -187,6 +188,9 @@ fn lock(data_dir: &Path) -> anyhow::Result<File> {
 
 /// What is empty goes, so that a node that ended leaves nothing.
 fn remove_runtime_directories(config: &Config) {
+    // The daemon's lock on this directory. It has ended, and its other lock, in the data directory, still keeps two of them
+    // from the same disks.
+    let _ = std::fs::remove_file(config.runtime_dir.join("storaged.lock"));
     for directory in
         [config.runtime_dir.join("devices"), config.runtime_dir.join("sandboxes"), config.runtime_dir.clone()]
     {
