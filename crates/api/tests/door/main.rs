@@ -1,5 +1,6 @@
 //! The front door before a node on a host in memory. Guests have loopback addresses, so that real servers can stand behind
 //! the proxy.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod control;
 #[path = "../../../sandbox/tests/fakes/mod.rs"]

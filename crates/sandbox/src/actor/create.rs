@@ -29,7 +29,7 @@ impl Actor {
         let shared = self.shared.clone();
         let _turn = tokio::select! {
             turn = shared.create_turns.acquire() => turn.map_err(|_| EndReason::NodeStops)?,
-            reason = self.cut_short(deadline, "waiting for its turn") => return Err(reason),
+            reason = self.cut_short(deadline, EndReason::NoTurn) => return Err(reason),
         };
         let waited = begun.elapsed();
 
@@ -135,6 +135,7 @@ impl Actor {
         slot: &Slot,
         deadline: Instant,
     ) -> Result<(), EndReason> {
+        let too_late = self.too_late("the guest was starting");
         let guest = self.shared.parts.guest.clone();
         let address = slot.host_side_guest_address;
         let answered = async {
@@ -148,7 +149,7 @@ impl Actor {
         tokio::select! {
             () = answered => Ok(()),
             () = machine.wait() => Err(console_failure(machine, "its machine ended while the guest was starting")),
-            reason = self.cut_short(deadline, "the guest was starting") => Err(match reason {
+            reason = self.cut_short(deadline, too_late) => Err(match reason {
                 EndReason::CreateFailed(reason) => console_failure(machine, &reason),
                 other => other,
             }),
@@ -185,13 +186,13 @@ impl Actor {
         if Instant::now() >= deadline { Err(self.too_late(step)) } else { Ok(()) }
     }
 
-    /// Waits for a reason to stop.
-    async fn cut_short(&mut self, deadline: Instant, step: &str) -> EndReason {
+    /// Waits for a reason to stop; `too_late` is the one when the deadline comes.
+    async fn cut_short(&mut self, deadline: Instant, too_late: EndReason) -> EndReason {
         tokio::select! {
             biased;
             () = requested(&mut self.kill) => EndReason::Killed,
             () = requested(&mut self.stopping) => EndReason::NodeStops,
-            () = tokio::time::sleep_until(deadline) => self.too_late(step),
+            () = tokio::time::sleep_until(deadline) => too_late,
         }
     }
 
