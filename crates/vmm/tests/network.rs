@@ -40,8 +40,7 @@ impl Namespace {
                 );
             }
             wait.recv().unwrap();
-            let mut stream =
-                TcpStream::connect_timeout(&"169.254.0.21:80".parse().unwrap(), BOOT_LIMIT).unwrap();
+            let mut stream = connect();
             stream.set_read_timeout(Some(BOOT_LIMIT)).unwrap();
             let mut said = String::new();
             stream.read_to_string(&mut said).unwrap();
