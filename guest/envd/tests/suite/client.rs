@@ -181,11 +181,11 @@ impl Stream {
                 if envelope.is_end() {
                     let message: Value = serde_json::from_slice(&envelope.message).unwrap();
                     self.error = message.get("error").cloned();
+                    let rest = if self.is_chunked { read_chunk(&mut self.reader) } else { None };
                     assert!(
-                        read_chunk(&mut self.reader).is_none(),
+                        rest.is_none() && !self.decoder.has_partial(),
                         "something follows the end of the stream"
                     );
-                    self.chunks_ended = true;
                     return None;
                 }
                 let message: EventMessage = serde_json::from_slice(&envelope.message).unwrap();
