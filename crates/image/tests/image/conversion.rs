@@ -383,13 +383,16 @@ async fn sparse_members_of_every_format_keep_their_holes() {
             .output()
             .unwrap();
         assert!(archive.status.success());
-        assert!(archive.stdout.len() < MIB as usize, "tar did not write sparse members");
+        assert!((archive.stdout.len() as u64) < MIB, "tar did not write sparse members");
         let (_bench, mounted) = converted(&[archive.stdout]).await;
         for name in ["few", "many", "hole", "huge"] {
             let (original, unpacked) = (source.path().join(name), mounted.path(name));
             assert_eq!(stat(&unpacked).len(), stat(&original).len(), "{name} {format:?}");
             assert!(stat(&unpacked).blocks() * 512 <= MIB, "{name} {format:?} has lost its holes");
-            let compared = Command::new("cmp").arg(&original).arg(&unpacked).status().unwrap();
+            // Reading gigabytes of holes twice would take longer than everything else here.
+            let skipped = stat(&original).len().saturating_sub(64 * MIB).to_string();
+            let compared =
+                Command::new("cmp").args(["-i", &skipped]).arg(&original).arg(&unpacked).status().unwrap();
             assert!(compared.success(), "{name} {format:?} differs");
         }
     }

@@ -1,8 +1,10 @@
 //! Reuse, concurrency, cancellation and verification of imports.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -135,7 +137,7 @@ fn slow_command(directory: &Path) -> Vec<std::ffi::OsString> {
     let script = directory.join("slow-unpack");
     let child = env!("CARGO_BIN_EXE_image-unpack");
     // Holds the data back after the mount is made, as a slow disk would.
-    let text = format!("#!/bin/sh\n(cat; exec sleep 600) | exec {child} \"$@\"\n");
+    let text = format!("#!/bin/sh\n(cat; exec sleep 3) | exec {child} \"$@\"\n");
     fs::write(&script, text).unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
     vec![script.into_os_string()]
@@ -149,7 +151,7 @@ async fn a_cancelled_import_leaves_nothing_and_the_next_one_goes_on() {
         &path,
         &[
             Layer::plain(&small("a")),
-            Layer::plain(&Tar::new().add(file("big", &vec![b'x'; 300 << 20])).finish()),
+            Layer::plain(&Tar::new().add(file("big", &vec![b'x'; 150 << 20])).finish()),
         ],
     );
     let source = format!("oci:{}", path.display());
@@ -179,7 +181,7 @@ async fn a_cancelled_import_leaves_nothing_and_the_next_one_goes_on() {
     let image = bench.import(&source).await.unwrap();
     assert_eq!(image.reused_layer_count, 1);
     let size = fs::metadata(Mounted::new(&image.layer_paths[1]).path("big")).unwrap().len();
-    assert_eq!(size, 300 << 20);
+    assert_eq!(size, 150 << 20);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -194,6 +196,62 @@ async fn a_killed_unpacker_is_an_error_and_leaves_nothing() {
     bench.assert_clean();
 }
 
+/// Starts the unpacker itself on a fresh disk, gives it half a member, and waits until it has its loop device.
+fn half_fed_unpacker(directory: &Path) -> (Child, PathBuf) {
+    let (disk, mount_point) = (directory.join("disk"), directory.join("mount"));
+    fs::File::create(&disk).unwrap().set_len(1 << 30).unwrap();
+    fs::create_dir(&mount_point).unwrap();
+    assert!(Command::new("mke2fs").args(["-q", "-F", "-t", "ext4"]).arg(&disk).status().unwrap().success());
+    let request = serde_json::json!({
+        "device": disk, "mount_point": mount_point, "loop_timeout_ms": 30_000, "trailer_bytes": 0,
+        "limits": {"members": 100, "extension_bytes": 1024, "path_components": 10},
+    });
+    let mut child = Command::new(env!("CARGO_BIN_EXE_image-unpack"))
+        .arg(request.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let archive = Tar::new().add(file("big", &vec![b'x'; 64 << 20])).finish();
+    child.stdin.as_mut().unwrap().write_all(&archive[..40 << 20]).unwrap();
+    assert!(has_loop_device(&disk), "the unpacker has read its input without a loop device");
+    (child, disk)
+}
+
+fn has_loop_device(disk: &Path) -> bool {
+    fs::read_dir("/sys/block").unwrap().any(|entry| {
+        let backing = fs::read_to_string(entry.unwrap().path().join("loop/backing_file"));
+        backing.is_ok_and(|backing| backing.trim_end() == disk.to_str().unwrap())
+    })
+}
+
+#[test]
+fn a_killed_unpacker_takes_its_mount_and_loop_device_with_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut child, disk) = half_fed_unpacker(directory.path());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while has_loop_device(&disk) {
+        assert!(Instant::now() < deadline, "the loop device is left");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(!mounts.contains(directory.path().to_str().unwrap()), "the mount is left, or was ever seen here");
+}
+
+#[test]
+fn an_unpacker_whose_importer_dies_ends_by_itself() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut child, disk) = half_fed_unpacker(directory.path());
+    // All that a killed importer does.
+    drop(child.stdin.take());
+    let output = child.wait_with_output().unwrap();
+    let report = String::from_utf8(output.stdout).unwrap();
+    assert!(report.contains("cut off"), "{report}");
+    assert!(!has_loop_device(&disk), "the loop device is left");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unpacker_that_hangs_is_ended_by_the_deadline() {
     let directory = tempfile::tempdir().unwrap();
@@ -204,6 +262,9 @@ async fn an_unpacker_that_hangs_is_ended_by_the_deadline() {
     });
     let error = bench.import_layers(&[small("a")]).await.unwrap_err().to_string();
     assert!(error.contains("not written out within"), "{error}");
+    // The script is gone, the unpacker behind it ends with its input.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    bench.assert_clean();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,8 +1,10 @@
 //! A small HTTP server whose every answer a test decides, for what a real registry does not do on demand.
 
+use std::collections::HashMap;
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -138,16 +140,20 @@ fn read_request(reader: &mut BufReader<TcpStream>) -> Option<Request> {
 
 /// Serves the one image of a layout as any repository and tag.
 pub(crate) struct LayoutRegistry {
-    layout: PathBuf,
+    /// By hexadecimal digest.
+    blobs: HashMap<String, Vec<u8>>,
     manifest: String,
 }
 
 impl LayoutRegistry {
     pub(crate) fn new(layout: &Path) -> Self {
-        let index: Value =
-            serde_json::from_slice(&std::fs::read(layout.join("index.json")).unwrap()).unwrap();
+        let index: Value = serde_json::from_slice(&fs::read(layout.join("index.json")).unwrap()).unwrap();
         let manifest = index["manifests"][0]["digest"].as_str().unwrap().to_owned();
-        Self { layout: layout.to_owned(), manifest }
+        let blobs = fs::read_dir(layout.join("blobs/sha256")).unwrap().map(|entry| {
+            let path = entry.unwrap().path();
+            (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(&path).unwrap())
+        });
+        Self { blobs: blobs.collect(), manifest }
     }
 
     /// As a well-behaved registry answers, ranges included.
@@ -157,8 +163,7 @@ impl LayoutRegistry {
             _ => return answer(404, ""),
         };
         let digest = if kind == "manifests" && !name.starts_with("sha256:") { &self.manifest } else { name };
-        let blob = self.layout.join("blobs/sha256").join(digest.trim_start_matches("sha256:"));
-        let Ok(body) = std::fs::read(blob) else {
+        let Some(body) = self.blobs.get(digest.trim_start_matches("sha256:")).cloned() else {
             return answer(404, r#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}"#);
         };
         if kind == "manifests" {
