@@ -10,6 +10,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::{Image, SECTOR_BYTES};
 
+const SECTOR: usize = 512;
+
 /// An image that front-end threads use, and that can be exchanged or taken away under them.
 #[derive(Debug)]
 pub(crate) struct Slot {
@@ -54,7 +56,7 @@ impl Slot {
             }
             let start = offset - offset % SECTOR_BYTES;
             let skip = to_usize(offset - start)?;
-            let mut sectors = vec![0; (skip + length).next_multiple_of(SECTOR_BYTES as usize)];
+            let mut sectors = vec![0; (skip + length).next_multiple_of(SECTOR)];
             image.read_at(&mut sectors, start)?;
             buffer.copy_from_slice(&sectors[skip..skip + length]);
             Ok(())
@@ -76,7 +78,7 @@ impl Slot {
             self.exclusive(|image| {
                 let start = offset - offset % SECTOR_BYTES;
                 let skip = to_usize(offset - start)?;
-                let mut sectors = vec![0; (skip + length).next_multiple_of(SECTOR_BYTES as usize)];
+                let mut sectors = vec![0; (skip + length).next_multiple_of(SECTOR)];
                 image.read_at(&mut sectors, start)?;
                 sectors[skip..skip + length].copy_from_slice(data);
                 image.write_at(&sectors, start)
@@ -91,7 +93,7 @@ impl Slot {
         if offset >= end {
             return Ok(());
         }
-        if offset % SECTOR_BYTES == 0 && end % SECTOR_BYTES == 0 {
+        if offset.is_multiple_of(SECTOR_BYTES) && end.is_multiple_of(SECTOR_BYTES) {
             return self.shared(|image| image.write_zeroes(offset, end - offset));
         }
         self.exclusive(|image| {
@@ -138,14 +140,14 @@ fn zero_part(image: &dyn Image, from: u64, to: u64) -> io::Result<()> {
         return Ok(());
     }
     let start = from - from % SECTOR_BYTES;
-    let mut sector = [0; SECTOR_BYTES as usize];
+    let mut sector = [0; SECTOR];
     image.read_at(&mut sector, start)?;
     sector[to_usize(from - start)?..to_usize(to - start)?].fill(0);
     image.write_at(&sector, start)
 }
 
 fn aligned(offset: u64, length: usize) -> bool {
-    offset % SECTOR_BYTES == 0 && length as u64 % SECTOR_BYTES == 0
+    offset.is_multiple_of(SECTOR_BYTES) && length.is_multiple_of(SECTOR)
 }
 
 fn to_usize(value: u64) -> io::Result<usize> {

@@ -1,5 +1,7 @@
 //! Every offset and length against a plain byte array.
 
+#![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small numbers of a test")]
+
 use std::sync::Arc;
 
 use super::Slot;

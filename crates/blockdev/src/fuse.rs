@@ -14,6 +14,7 @@
 //!
 //! - [`keeper`]: a process that holds the mount and hands its descriptors to whoever serves.
 //! - Each channel (a descriptor of the connection) has one thread that reads a request, answers it, and reads the next.
+//!   Flushes are handed to threads of their own, because they wait for disks.
 //! - File handles are always 0 and inodes come from the owner's records: no answer depends on anything that dies with the
 //!   process. A successor opens the same devices and has the kernel send again what was read and never answered.
 //! - Disks bypass the page cache, and direct writes to one disk run in parallel. Closing a file sends nothing (a process
@@ -29,6 +30,7 @@ use crate::{DeviceInfo, DeviceKind, DeviceSpec, FrontEnd, FrontEndError, Image};
 
 mod abi;
 mod devices;
+mod flushers;
 pub mod keeper;
 mod mount;
 mod server;
@@ -53,6 +55,8 @@ pub struct FuseConfig {
     pub keeper_command: Vec<OsString>,
     /// Threads that answer requests, 1 to 64. A keeper that runs already keeps its number.
     pub threads: u16,
+    /// As [`KeeperConfig::never_resend`]; for tests.
+    pub never_resend: bool,
 }
 
 impl FuseConfig {
@@ -67,6 +71,8 @@ impl FuseConfig {
             mount_point: self.mount_point.clone(),
             socket: self.keeper_socket.clone(),
             channels: self.threads.clamp(1, keeper::CHANNELS_MAX),
+            adopt: false,
+            never_resend: self.never_resend,
         }
     }
 }
@@ -75,6 +81,7 @@ impl FuseConfig {
 #[derive(Debug)]
 pub struct FuseFrontEnd {
     config: KeeperConfig,
+    keeper_command: Vec<OsString>,
     devices: Arc<Devices>,
     state: Mutex<State>,
 }
@@ -109,6 +116,7 @@ impl FuseFrontEnd {
         }
         Ok(Self {
             config: keeper,
+            keeper_command: config.keeper_command.clone(),
             devices: Arc::new(Devices::default()),
             state: Mutex::new(State::Adopted(Box::new(kept))),
         })
@@ -120,6 +128,21 @@ impl FuseFrontEnd {
             State::Adopted(kept) | State::Serving { kept, .. } => kept.taken_over,
             State::Ended => false,
         }
+    }
+
+    /// Starts another keeper when the present one has died. To be called now and then while serving: without a keeper,
+    /// the devices' users would not survive this process.
+    ///
+    /// # Errors
+    /// The new keeper does not start; everything goes on without one.
+    pub fn ensure_kept(&self) -> Result<(), FrontEndError> {
+        let State::Serving { kept, channels, .. } = &mut *self.state() else { return Ok(()) };
+        if kept.is_alive() {
+            return Ok(());
+        }
+        tracing::warn!(mount_point = %self.config.mount_point.display(), "the keeper has died; starting another one");
+        let channels: Vec<_> = channels.iter().map(|channel| channel.as_fd()).collect();
+        kept.replace(&self.config, &self.keeper_command, &channels)
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {

@@ -1,5 +1,7 @@
 //! The FUSE front end on a real mount: the conformance suite, and what is particular to FUSE.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 #[path = "conformance/suite.rs"]
 mod suite;
 
@@ -15,6 +17,7 @@ fn config(directory: &std::path::Path) -> FuseConfig {
         keeper_socket: directory.join("run/keeper.sock"),
         keeper_command: vec![env!("CARGO_BIN_EXE_blockdev-role").into(), "fuse-keeper".into()],
         threads: 4,
+        never_resend: false,
     }
 }
 

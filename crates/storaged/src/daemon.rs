@@ -24,6 +24,8 @@ use crate::{Config, StorageError, durable};
 
 /// How long requests in hand may take once the daemon is to end.
 const LAST_REQUESTS_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often the keeper is looked after.
+const KEEPER_INTERVAL: Duration = Duration::from_secs(1);
 /// Layer paths and credentials are small; a keep list of many thousand layers still fits.
 const MESSAGE_BYTES_MAX: usize = 32 << 20;
 
@@ -45,13 +47,15 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()> + Send) -> R
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     let mut ended_too = ended.clone();
-    let server = tonic::transport::Server::builder()
-        .add_service(service)
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async move {
-            drop(ended_too.wait_for(|end| *end).await)
-        });
+    let server = tonic::transport::Server::builder().add_service(service).serve_with_incoming_shutdown(
+        UnixListenerStream::new(listener),
+        async move {
+            drop(ended_too.wait_for(|end| *end).await);
+        },
+    );
     tracing::info!(socket = %started.config.socket.display(), devices = started.devices.count(), "storage daemon ready");
 
+    let watch = tokio::spawn(watch_keeper(Arc::clone(&started.front_end)));
     tokio::pin!(server, shutdown);
     let served = tokio::select! {
         served = &mut server => served,
@@ -61,9 +65,24 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()> + Send) -> R
         }
         _ = ended.wait_for(|end| *end) => last_requests(server).await,
     };
+    watch.abort();
     drop(socket);
     blocking(move || started.end()).await?;
     served.map_err(|error| StorageError::Internal(format!("the gRPC server failed: {error}")))
+}
+
+/// Replaces a keeper that has died.
+async fn watch_keeper(front_end: Arc<FuseFrontEnd>) {
+    let mut interval = tokio::time::interval(KEEPER_INTERVAL);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        let front_end = Arc::clone(&front_end);
+        let result = blocking(move || Ok(front_end.ensure_kept()?)).await;
+        if let Err(error) = result {
+            tracing::error!(%error, "no keeper: the devices' users would not survive the end of this daemon");
+        }
+    }
 }
 
 async fn last_requests<E>(server: impl Future<Output = Result<(), E>>) -> Result<(), E> {
@@ -110,6 +129,7 @@ impl Started {
             keeper_socket: config.keeper_socket.clone(),
             keeper_command: config.keeper_command.clone(),
             threads: config.threads.unwrap_or_else(|| FuseConfig::threads_for(processors)),
+            never_resend: false,
         })?);
         let devices = Arc::new(Devices::open(&config.state_directory, records, Arc::clone(&front_end) as _)?);
         // Users of the devices have waited long enough: everything else comes after.

@@ -12,9 +12,9 @@ use blockdev::{DeviceKind, DeviceSpec, FrontEnd, FrontEndError, Image, Unreadabl
 use overlaybd::Stack;
 use tokio::sync::RwLock;
 
+use crate::StorageError;
 use crate::layers::LayerCache;
 use crate::records::{BadRecord, DeviceRecord, Inodes, Records};
-use crate::{StorageError, durable};
 
 mod create;
 mod open;
@@ -208,9 +208,17 @@ impl Devices {
         *entry.state() = None;
         self.forget(device_id, &entry);
         if delete_upper && let Some(upper) = &record.upper {
-            let files = upper.live_files();
-            for path in [&files.data, &files.index] {
-                durable::remove(path).map_err(StorageError::io("removing", path))?;
+            // Without syncing the directory: no record names these files any more. The next generation's are of a restack
+            // that did not get far, or that a damaged device could not carry through.
+            for files in [upper.live_files(), upper.files(upper.generation + 1)] {
+                for path in [&files.data, &files.index] {
+                    match std::fs::remove_file(path) {
+                        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                            return Err(StorageError::io("removing", path)(error));
+                        }
+                        _ => {}
+                    }
+                }
             }
             // Only when it holds nothing else.
             drop(std::fs::remove_dir(&upper.directory));
@@ -336,3 +344,6 @@ fn image(record: &DeviceRecord, served: &Served) -> Arc<dyn Image> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -195,10 +195,11 @@ impl Inodes {
         }
         // A counter that was lost may have been some steps further than the devices that are left.
         let after_records = highest_used.saturating_add(1).max(blockdev::fuse::FIRST_DEVICE_INODE);
-        let next = stored
-            .map_or(after_records.saturating_add(64 * STEP * u64::from(highest_used > 0)), |stored: u64| {
-                stored.max(after_records)
-            });
+        let next = match stored {
+            Some(stored) => after_records.max(stored),
+            None if highest_used > 0 => after_records.saturating_add(64 * STEP),
+            None => after_records,
+        };
         Ok(Self { path: path.to_owned(), counter: Mutex::new(Counter { next, reserved: next }) })
     }
 

@@ -1,5 +1,7 @@
 //! Devices through the daemon's socket: making, using, restacking, closing, and what a request may not do.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
@@ -56,7 +58,7 @@ async fn making_a_device_again_answers_the_same_one_and_another_one_is_refused()
     assert_eq!(client.create_device("disk", &[], Some(&upper), MIB).await.unwrap(), restacked);
     assert_eq!(client.restack_device("disk", &sealed).await.unwrap(), restacked);
     for result in [
-        client.create_device("disk", &[sealed.clone()], Some(&upper), MIB).await,
+        client.create_device("disk", std::slice::from_ref(&sealed), Some(&upper), MIB).await,
         client.create_device("disk", &[], Some(&site.path("other")), MIB).await,
         client.create_device("disk", &[], Some(&upper), 2 * MIB).await,
     ] {
@@ -87,7 +89,7 @@ async fn requests_that_cannot_succeed_say_why() {
         assert!(matches!(result, Err(ClientError::Invalid(_))), "{result:?}");
     }
     let missing = site.path("missing-layer");
-    let result = client.create_device("a", &[missing.clone()], Some(&upper), 0).await;
+    let result = client.create_device("a", std::slice::from_ref(&missing), Some(&upper), 0).await;
     assert!(
         matches!(&result, Err(ClientError::Unsuitable(text)) if text.contains("missing-layer")),
         "{result:?}"

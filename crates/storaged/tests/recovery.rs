@@ -1,5 +1,7 @@
 //! The daemon is killed, its files are damaged, its disk is full.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::os::unix::fs::FileExt as _;

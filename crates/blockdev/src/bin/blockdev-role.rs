@@ -1,7 +1,8 @@
 //! Processes that this crate's tests start and kill; not part of any product.
 //!
 //! `fuse-keeper ...`: the keeper. `serve MOUNT SOCKET THREADS NAME=INODE=FILE...`: serves plain files as disks until it is
-//! killed, or detaches when its standard input ends; prints `serving`.
+//! killed, or detaches when its standard input ends; prints `serving`. THREADS with a minus: as on a kernel that cannot send
+//! requests again.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -75,7 +76,8 @@ fn serve(arguments: &[String]) -> Result<(), Box<dyn std::error::Error>> {
         mount_point: mount_point.into(),
         keeper_socket: socket.into(),
         keeper_command: vec![std::env::current_exe()?.into(), "fuse-keeper".into()],
-        threads: threads.parse()?,
+        threads: threads.trim_start_matches('-').parse()?,
+        never_resend: threads.starts_with('-'),
     })?;
     for device in devices {
         let mut words = device.split('=');
@@ -89,7 +91,11 @@ fn serve(arguments: &[String]) -> Result<(), Box<dyn std::error::Error>> {
     }
     front_end.serve()?;
     println!("serving");
-    io::stdin().read_to_end(&mut Vec::new())?;
+    let ended = std::thread::spawn(|| io::stdin().read_to_end(&mut Vec::new()));
+    while !ended.is_finished() {
+        front_end.ensure_kept()?;
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
     front_end.detach();
     Ok(())
 }

@@ -38,7 +38,9 @@ impl Devices {
         if spec.inode < FIRST_DEVICE_INODE {
             return Err(FrontEndError::InvalidInode { inode: spec.inode, first: FIRST_DEVICE_INODE });
         }
-        if image.size_bytes() % crate::SECTOR_BYTES != 0 || i64::try_from(image.size_bytes()).is_err() {
+        if !image.size_bytes().is_multiple_of(crate::SECTOR_BYTES)
+            || i64::try_from(image.size_bytes()).is_err()
+        {
             return Err(FrontEndError::InvalidSize { name: spec.name, size_bytes: image.size_bytes() });
         }
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);

@@ -12,6 +12,9 @@
 //! the first descriptor only and makes channels anew for each server: what was in hand when a server died fails, and all
 //! else waits.
 //!
+//! A keeper that dies takes nothing with it while a server lives, for the server has the descriptors. The server then
+//! starts another one and gives them to it over its standard input (see [`KeeperConfig::adopt`]).
+//!
 //! The keeper serves one server at a time; a second one is told the first one's process id. It leaves its parent's session
 //! and process group, so that a terminal's signals do not reach it. Under systemd the unit needs `KillMode=process`.
 
@@ -47,7 +50,14 @@ pub struct KeeperConfig {
     pub socket: PathBuf,
     /// Channels, which is the number of threads a server answers with; 1 to 64.
     pub channels: u16,
+    /// Take the descriptors of an existing mount from standard input, a socket, instead of mounting.
+    pub adopt: bool,
+    /// Do not have the kernel send requests again, as if it were older than Linux 6.9. For tests of that case.
+    pub never_resend: bool,
 }
+
+const ADOPT: &str = "adopt";
+const NEVER_RESEND: &str = "never-resend";
 
 /// Why a keeper did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -71,7 +81,14 @@ pub enum KeeperError {
 impl KeeperConfig {
     /// The arguments that follow the role's name on the keeper's command line.
     pub fn to_arguments(&self) -> Vec<OsString> {
-        vec![self.mount_point.clone().into(), self.socket.clone().into(), self.channels.to_string().into()]
+        let mut arguments: Vec<OsString> = vec![
+            self.mount_point.clone().into(),
+            self.socket.clone().into(),
+            self.channels.to_string().into(),
+        ];
+        arguments.extend(self.adopt.then(|| ADOPT.into()));
+        arguments.extend(self.never_resend.then(|| NEVER_RESEND.into()));
+        arguments
     }
 
     /// The reverse of [`to_arguments`](Self::to_arguments).
@@ -80,12 +97,23 @@ impl KeeperConfig {
     /// [`KeeperError::Usage`] for anything else.
     pub fn from_arguments(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, KeeperError> {
         let arguments: Vec<_> = arguments.into_iter().collect();
-        let [mount_point, socket, channels] = arguments.as_slice() else { return Err(KeeperError::Usage) };
+        let [mount_point, socket, channels, options @ ..] = arguments.as_slice() else {
+            return Err(KeeperError::Usage);
+        };
         let channels = channels.to_str().and_then(|text| text.parse().ok()).ok_or(KeeperError::Usage)?;
         if !(1..=CHANNELS_MAX).contains(&channels) {
             return Err(KeeperError::Usage);
         }
-        Ok(Self { mount_point: mount_point.into(), socket: socket.into(), channels })
+        if options.iter().any(|option| option != ADOPT && option != NEVER_RESEND) {
+            return Err(KeeperError::Usage);
+        }
+        Ok(Self {
+            mount_point: mount_point.into(),
+            socket: socket.into(),
+            channels,
+            adopt: options.iter().any(|option| option == ADOPT),
+            never_resend: options.iter().any(|option| option == NEVER_RESEND),
+        })
     }
 }
 
@@ -150,18 +178,23 @@ impl Keeper {
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
         survive_memory_shortage();
         let listener = listen(&config.socket).map_err(host("listen on", &config.socket))?;
-        let (first, session) =
-            mount::mount(&config.mount_point).map_err(host("mount", &config.mount_point))?;
+        let (first, session, kept) = if config.adopt {
+            adopt().map_err(host("take over the mount", &config.mount_point))?
+        } else {
+            let (first, session) = mount::mount(&config.mount_point, config.never_resend)
+                .map_err(host("mount", &config.mount_point))?;
+            (first, session, Vec::new())
+        };
         let mut keeper = Self {
             mount_point: config.mount_point.clone(),
             socket_path: config.socket.clone(),
             listener,
             session,
             first,
-            kept: Vec::new(),
+            kept,
             channels: config.channels,
         };
-        if session.resends() {
+        if session.resends() && !config.adopt {
             keeper.kept = keeper.make_channels().map_err(host("add a channel to", &config.mount_point))?;
         }
         Ok(keeper)
@@ -220,6 +253,18 @@ impl Keeper {
             Offer { session: self.session, serve_on_first: self.session.resends() || self.channels == 1 };
         message::send_offer(&connection, offer, &channels).ok()?;
         Some((connection, process_id))
+    }
+}
+
+/// The descriptors of a mount whose keeper died, from the server that has them.
+fn adopt() -> io::Result<(OwnedFd, Session, Vec<OwnedFd>)> {
+    let connection = rustix::io::dup(rustix::stdio::stdin())?;
+    match message::receive_greeting(&connection)? {
+        message::Greeting::Offer(offer, mut channels) if !channels.is_empty() => {
+            let first = channels.remove(0);
+            Ok((first, offer.session, channels))
+        }
+        _ => Err(io::ErrorKind::InvalidData.into()),
     }
 }
 

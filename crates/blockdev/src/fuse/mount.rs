@@ -42,8 +42,9 @@ impl Session {
     }
 }
 
-/// Mounts at `mount_point`, which must be an existing directory, and answers the kernel's INIT.
-pub(crate) fn mount(mount_point: &Path) -> io::Result<(OwnedFd, Session)> {
+/// Mounts at `mount_point`, which must be an existing directory, and answers the kernel's INIT. With `never_resend`, as if
+/// the kernel could not send requests again.
+pub(crate) fn mount(mount_point: &Path, never_resend: bool) -> io::Result<(OwnedFd, Session)> {
     let descriptor = open_device()?;
     let options = format!(
         "fd={},rootmode=40700,user_id={},group_id={},default_permissions,allow_other,max_read={REQUEST_BYTES_MAX}",
@@ -54,7 +55,8 @@ pub(crate) fn mount(mount_point: &Path) -> io::Result<(OwnedFd, Session)> {
     let options = std::ffi::CString::new(options)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::NOATIME;
     rustix::mount::mount("agentenv", mount_point, FILE_SYSTEM_TYPE, flags, options.as_c_str())?;
-    match shake_hands(descriptor.as_fd()) {
+    let wanted = if never_resend { WANTED & !init::HAS_RESEND } else { WANTED };
+    match shake_hands(descriptor.as_fd(), wanted) {
         Ok(session) => Ok((descriptor, session)),
         Err(error) => {
             // The mount is useless; nobody can have opened anything on it.
@@ -71,7 +73,7 @@ fn open_device() -> Result<OwnedFd, Errno> {
 }
 
 /// Answers INIT, the first request on every connection. The kernel sends it when it mounts.
-fn shake_hands(descriptor: BorrowedFd<'_>) -> io::Result<Session> {
+fn shake_hands(descriptor: BorrowedFd<'_>, wanted: u64) -> io::Result<Session> {
     let mut message = vec![0; 8192];
     let length = loop {
         match rustix::io::read(descriptor, &mut message) {
@@ -82,7 +84,7 @@ fn shake_hands(descriptor: BorrowedFd<'_>) -> io::Result<Session> {
     let malformed =
         |_| io::Error::new(io::ErrorKind::InvalidData, "the kernel's FUSE handshake is malformed");
     let (header, body) = Header::parse(&message[..length]).map_err(malformed)?;
-    let (reply, session) = negotiate(header, body).map_err(malformed)??;
+    let (reply, session) = negotiate(header, body, wanted).map_err(malformed)??;
     let mut head = [0; OUT_HEADER_BYTES];
     encode_head(&mut head, reply.len(), 0, header.unique);
     rustix::io::writev(descriptor, &[io::IoSlice::new(&head), io::IoSlice::new(&reply)])?;
@@ -92,7 +94,11 @@ fn shake_hands(descriptor: BorrowedFd<'_>) -> io::Result<Session> {
 /// `struct fuse_init_in`: major, minor, max_readahead, flags, flags2 u32, ...;
 /// `struct fuse_init_out`: major, minor, max_readahead, flags u32, max_background, congestion_threshold u16, max_write,
 /// time_gran u32, max_pages, map_alignment u16, flags2 u32, 7 × u32 unused.
-fn negotiate(header: Header, body: &[u8]) -> Result<io::Result<([u8; 64], Session)>, abi::Malformed> {
+fn negotiate(
+    header: Header,
+    body: &[u8],
+    wanted: u64,
+) -> Result<io::Result<([u8; 64], Session)>, abi::Malformed> {
     let mut fields = Fields(body);
     let major = fields.u32()?;
     let kernel_minor = fields.u32()?;
@@ -107,7 +113,7 @@ fn negotiate(header: Header, body: &[u8]) -> Result<io::Result<([u8; 64], Sessio
             format!("the kernel speaks FUSE {major}.{kernel_minor}; Linux 5.4 or newer is needed"),
         )));
     }
-    let flags = offered & WANTED;
+    let flags = offered & wanted;
     let half = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).unwrap_or(0);
     let mut reply = [0; 64];
     // Requests of 1 MiB, as pages.

@@ -265,8 +265,7 @@ impl Server {
     fn statistics(&self, out: &mut [u8]) -> Reply {
         let mut reply = Encoder::new(out);
         reply.u64(0).u64(0).u64(0).u64(self.devices.count() as u64).u64(0);
-        // 255 fits.
-        reply.u32(4096).u32(NAME_BYTES_MAX as u32).u32(4096).zeros(28);
+        reply.u32(4096).u32(255).u32(4096).zeros(28);
         Reply::Body(reply.used())
     }
 

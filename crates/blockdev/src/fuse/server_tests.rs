@@ -1,5 +1,7 @@
 //! Requests as bytes, well-formed and hostile, without a kernel.
 
+#![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small numbers of a test")]
+
 use std::sync::Arc;
 
 use super::*;

@@ -5,12 +5,14 @@ use std::os::unix::thread::JoinHandleExt as _;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::abi::{Encoder, Header, IN_HEADER_BYTES, OUT_HEADER_BYTES, WRITE_IN_BYTES};
+use super::abi::{Encoder, Header, IN_HEADER_BYTES, OUT_HEADER_BYTES, WRITE_IN_BYTES, opcode};
+use super::flushers::{Flush, Flushers};
 use super::server::{REQUEST_BYTES_MAX, Reply, Server};
 use crate::FrontEndError;
 
@@ -39,6 +41,7 @@ impl PageBuffer {
 #[derive(Debug)]
 pub(crate) struct Workers {
     threads: Vec<JoinHandle<()>>,
+    flushers: Flushers,
     stopping: Arc<AtomicBool>,
 }
 
@@ -47,15 +50,22 @@ impl Workers {
     /// own list of unanswered requests in the kernel.
     pub(crate) fn start(channels: &[Arc<OwnedFd>], server: &Arc<Server>) -> Result<Self, FrontEndError> {
         install_wake_handler()?;
-        let mut workers = Self { threads: Vec::new(), stopping: Arc::new(AtomicBool::new(false)) };
+        let stopping = Arc::new(AtomicBool::new(false));
+        let mut workers = Self { threads: Vec::new(), flushers: Flushers::start(server)?, stopping };
         for (number, channel) in channels.iter().enumerate() {
             let (channel, server, stopping) =
                 (Arc::clone(channel), Arc::clone(server), Arc::clone(&workers.stopping));
+            let flushes = workers.flushers.queue();
             let thread = std::thread::Builder::new()
                 .name(format!("fuse-{number}"))
-                .spawn(move || serve(channel.as_fd(), &server, &stopping))
-                .map_err(|error| FrontEndError::host("start a thread that answers the kernel", error))?;
-            workers.threads.push(thread);
+                .spawn(move || serve(&channel, &server, &flushes, &stopping));
+            match thread {
+                Ok(thread) => workers.threads.push(thread),
+                Err(error) => {
+                    workers.stop();
+                    return Err(FrontEndError::host("start a thread that answers the kernel", error));
+                }
+            }
         }
         Ok(workers)
     }
@@ -73,6 +83,7 @@ impl Workers {
             // A panic was already answered and logged.
             drop(thread.join());
         }
+        self.flushers.stop();
     }
 }
 
@@ -96,7 +107,7 @@ fn install_wake_handler() -> Result<(), FrontEndError> {
 
 /// Tells the kernel that this thread is part of writing pages out. A loop device on one of our files, written back under
 /// memory pressure, waits for this thread; the thread must not wait for that same writeback when it needs memory.
-fn become_io_flusher() {
+pub(crate) fn become_io_flusher() {
     // `linux/prctl.h`; the libc crate has it for some targets only.
     const PR_SET_IO_FLUSHER: libc::c_int = 57;
     // SAFETY: PR_SET_IO_FLUSHER takes one integer and only changes how the calling thread allocates memory.
@@ -109,7 +120,7 @@ fn become_io_flusher() {
     }
 }
 
-fn serve(channel: BorrowedFd<'_>, server: &Server, stopping: &AtomicBool) {
+fn serve(channel: &Arc<OwnedFd>, server: &Server, flushes: &SyncSender<Flush>, stopping: &AtomicBool) {
     become_io_flusher();
     // The header of a WRITE ends where a page begins, so that its data is aligned for direct I/O.
     let lead = PAGE_BYTES - IN_HEADER_BYTES - WRITE_IN_BYTES;
@@ -128,18 +139,28 @@ fn serve(channel: BorrowedFd<'_>, server: &Server, stopping: &AtomicBool) {
                 return;
             }
         };
-        answer(channel, server, &message[..length], body.bytes());
+        let Ok((header, request)) = Header::parse(&message[..length]) else {
+            tracing::error!(length, "the kernel sent a request that contradicts its own length; ignored");
+            continue;
+        };
+        if header.opcode == opcode::FSYNC {
+            match flushes.try_send(Flush { channel: Arc::clone(channel), header }) {
+                Ok(()) => continue,
+                Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
+            }
+        }
+        answer(channel.as_fd(), server, header, request, body.bytes());
     }
 }
 
-fn answer(channel: BorrowedFd<'_>, server: &Server, message: &[u8], out: &mut [u8]) {
-    let Ok((header, request)) = Header::parse(message) else {
-        tracing::error!(
-            bytes = message.len(),
-            "the kernel sent a request that contradicts its own length; ignored"
-        );
-        return;
-    };
+/// Does what a request asks for and answers it on the channel it was read from. FSYNC needs neither its body nor `out`.
+pub(crate) fn answer(
+    channel: BorrowedFd<'_>,
+    server: &Server,
+    header: Header,
+    request: &[u8],
+    out: &mut [u8],
+) {
     // A defect in one image must not end the thread that serves all of them.
     let reply = std::panic::catch_unwind(AssertUnwindSafe(|| server.answer(header, request, out)))
         .unwrap_or_else(|_| {

@@ -22,7 +22,11 @@ impl MemoryImage {
     fn range(&self, offset_bytes: u64, length: usize) -> io::Result<std::ops::Range<usize>> {
         let start = usize::try_from(offset_bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
         match start.checked_add(length) {
-            Some(end) if end as u64 <= self.size_bytes && start % 512 == 0 && length % 512 == 0 => {
+            Some(end)
+                if end as u64 <= self.size_bytes
+                    && start.is_multiple_of(512)
+                    && length.is_multiple_of(512) =>
+            {
                 Ok(start..end)
             }
             _ => Err(io::ErrorKind::InvalidInput.into()),

@@ -1,5 +1,6 @@
 //! A daemon in its own process, on directories of its own, for tests that kill it.
 #![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader};

@@ -1,8 +1,8 @@
 //! The server's side: find the keeper, or start one.
 
 use std::ffi::OsString;
-use std::io::{self, BufRead as _};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::io::{self, BufRead as _, ErrorKind};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::message::{self, Command, Greeting};
+use super::message::{self, Command, Greeting, Offer};
 use super::{KeeperConfig, UNMOUNT_PATIENCE};
 use crate::FrontEndError;
 use crate::fuse::mount::{self, Session};
@@ -51,9 +51,44 @@ impl Kept {
             kept.unmount(config)?;
         }
         prepare(config)?;
-        let child = start(config, command)?;
+        let child = start(config, command, Stdio::null())?;
         take(config, Some(child))?
             .ok_or_else(|| keeper_error(config, "it ended right after its start; try again"))
+    }
+
+    /// Whether the keeper lives.
+    pub(crate) fn is_alive(&self) -> bool {
+        let mut waiting = [PollFd::new(&self.connection, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // A failure says nothing about the keeper.
+        poll(&mut waiting, Some(&now)).is_err() || !waiting[0].revents().contains(PollFlags::HUP)
+    }
+
+    /// Starts another keeper in place of one that died, and gives it the channels that this process has.
+    pub(crate) fn replace(
+        &mut self,
+        config: &KeeperConfig,
+        command: &[OsString],
+        channels: &[BorrowedFd<'_>],
+    ) -> Result<(), FrontEndError> {
+        if let Some(child) = &mut self.child {
+            drop(child.wait());
+        }
+        remove_socket(config)?;
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .map_err(|error| failed(config, &error.into()))?;
+        let offer = Offer { session: self.session, serve_on_first: self.serve_on_first };
+        // Where a server makes its own further channels, the first is all that is kept.
+        let kept = if self.session.resends() { channels } else { &channels[..1] };
+        message::send_offer(&ours, offer, kept).map_err(|error| failed(config, &error))?;
+        let adopting = KeeperConfig { adopt: true, ..config.clone() };
+        let child = start(&adopting, command, theirs.into())?;
+        let new = take(config, Some(child))?
+            .ok_or_else(|| keeper_error(config, "it ended right after its start; try again"))?;
+        // The channels that came along are copies of those in use.
+        *self = Self { channels: Vec::new(), taken_over: self.taken_over, ..new };
+        Ok(())
     }
 
     /// Has the keeper unmount and end.
@@ -138,6 +173,13 @@ fn take(config: &KeeperConfig, child: Option<Child>) -> Result<Option<Kept>, Fro
                 });
             }
             Ok(Greeting::Busy(_)) => std::thread::sleep(Duration::from_millis(20)),
+            // It ended between taking the connection and answering; the next try finds nobody.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset)
+                    && Instant::now() < deadline =>
+            {
+                std::thread::sleep(Duration::from_millis(20));
+            }
             Err(error) => return Err(failed(config, &error)),
         }
     }
@@ -167,12 +209,16 @@ fn prepare(config: &KeeperConfig) -> Result<(), FrontEndError> {
             "a mount whose keeper had died was taken away; programs that still have its files open get ENOTCONN"
         );
     }
-    let socket_directory = config.socket.parent().unwrap_or(Path::new("/"));
+    let socket_directory = config.socket.parent().unwrap_or_else(|| Path::new("/"));
     for directory in [config.mount_point.as_path(), socket_directory] {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(|error| {
             FrontEndError::host(format!("make the directory {}", directory.display()), error)
         })?;
     }
+    remove_socket(config)
+}
+
+fn remove_socket(config: &KeeperConfig) -> Result<(), FrontEndError> {
     match std::fs::remove_file(&config.socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(FrontEndError::host(format!("remove the old socket {}", config.socket.display()), error))
@@ -182,13 +228,13 @@ fn prepare(config: &KeeperConfig) -> Result<(), FrontEndError> {
 }
 
 /// Starts a keeper and waits until it has mounted.
-fn start(config: &KeeperConfig, command: &[OsString]) -> Result<Child, FrontEndError> {
+fn start(config: &KeeperConfig, command: &[OsString], input: Stdio) -> Result<Child, FrontEndError> {
     let Some((program, arguments)) = command.split_first() else {
         return Err(keeper_error(config, "the configuration names no command that starts it"));
     };
     let mut command = std::process::Command::new(program);
     command.args(arguments).args(config.to_arguments());
-    command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped());
+    command.current_dir("/").stdin(input).stdout(Stdio::piped());
     // SAFETY: between fork and exec only an async-signal-safe system call is made. It marks what we inherited from
     // careless parents, so that the keeper, which outlives everybody, does not hold it open.
     unsafe {
