@@ -22,9 +22,8 @@ impl Stack {
     /// synced and renamed, and both directories are synced. `sealed_path` must not exist and must be on the file system of
     /// the old upper, whose index file is removed at the end.
     ///
-    /// When this fails, the old upper stays in use, with what was written to the new one copied into it; the files of
-    /// `new_upper` are left over and have no use. Only when even that copying fails does the stack become read-only
-    /// ([`StackError::Broken`]).
+    /// When this fails, the old upper stays in use, with what was written to the new one copied into it, and the files of
+    /// `new_upper` are removed. Only when even that fails does the stack become read-only ([`StackError::Broken`]).
     ///
     /// A caller that must find everything again after a crash records both uppers and `sealed_path` before it calls, and
     /// forgets them after. After a crash in between, `sealed_path` either exists, and is complete, or does not; then the
@@ -100,7 +99,9 @@ impl Stack {
         cause: StackError,
     ) -> StackError {
         let undone = State { uppers: vec![old.clone()], lowers: lowers.clone(), broken: None };
-        match copy_back(new, old, &undone) {
+        // The new files go before the old upper is written again: found after a crash, they would lie on top of it and hide
+        // what was written since.
+        match copy_back(new, old, &undone).and_then(|()| Ok(new.remove_files()?)) {
             Ok(()) => {
                 self.replace(undone);
                 cause

@@ -196,7 +196,7 @@ fn fill_new(files: &UpperFiles, header: &Header, data: &File, index: &File) -> R
     index.sync_all().map_err(UpperError::file(SYNC, &files.index))
 }
 
-fn sync_directories(files: &UpperFiles) -> Result<(), UpperError> {
+pub(super) fn sync_directories(files: &UpperFiles) -> Result<(), UpperError> {
     sync_directory_of(&files.data)?;
     sync_directory_of(&files.index)
 }

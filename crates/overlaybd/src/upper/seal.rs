@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
-use super::files::{SYNC, sync_directory_of};
+use super::files::{SYNC, sync_directories, sync_directory_of};
 use super::{Engine, Upper, UpperError};
 use crate::SECTOR_BYTES;
 use crate::header::{FLAG_DATA, FLAG_SEALED, FLAG_SPARSE, Header, SECTION_BYTES};
@@ -23,6 +23,14 @@ use crate::number::to_usize;
 pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Upper {
+    /// Removes both files, durably. What is open stays readable.
+    pub(crate) fn remove_files(&self) -> Result<(), UpperError> {
+        for path in [&self.files.data, &self.files.index] {
+            fs::remove_file(path).map_err(UpperError::file("remove", path))?;
+        }
+        sync_directories(&self.files)
+    }
+
     /// Seals the upper and moves it to `sealed_path`, on the same file system. What was completed before is durable
     /// when this returns. On failure the files are as before, apart from bytes without meaning behind their data, and can
     /// be opened again. Repeating it after a crash is safe as long as `sealed_path` does not exist; when it does, the

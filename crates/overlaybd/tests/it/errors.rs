@@ -225,9 +225,10 @@ fn writes_during_a_failing_restack_are_kept() {
             step
         });
         for attempt in 0..40 {
-            let new =
-                Upper::create(&files(directory.path(), &format!("new-{attempt}")), &options(SIZE)).unwrap();
+            let new_files = files(directory.path(), &format!("new-{attempt}"));
+            let new = Upper::create(&new_files, &options(SIZE)).unwrap();
             stack.restack(new, &directory.path().join("missing/sealed")).unwrap_err();
+            assert!(!new_files.data.exists(), "a restart would put it on top of what is written from now on");
         }
         stop.store(true, std::sync::atomic::Ordering::SeqCst);
         writer.join().unwrap()
