@@ -139,7 +139,7 @@ class Node:
 
     # -- the process ------------------------------------------------------------------------------------------------
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         return dict(os.environ, **{leftovers.RUN_VARIABLE: self.scope.run_token})
 
     def start(self) -> "Node":

@@ -32,7 +32,9 @@ SUBCOMMANDS = (
 @pytest.fixture(scope="module")
 def started(node):
     """A sandbox made by `aenv start -d`."""
-    sandbox_id = json.loads(node.aenv("start", "agent", "-d", "--timeout", "900", "--name", "cli").stdout)["sandboxID"]
+    sandbox_id = json.loads(node.aenv("--json", "start", "agent", "-d", "--timeout", "900", "--name", "cli").stdout)[
+        "sandboxID"
+    ]
     yield sandbox_id
     node.aenv("rm", sandbox_id, check=False)
 
