@@ -189,7 +189,7 @@ impl Config {
             None if Path::new(DEFAULT_PATH).exists() => read(Path::new(DEFAULT_PATH))?,
             None => String::new(),
         };
-        let shown = path.unwrap_or(Path::new(DEFAULT_PATH)).display();
+        let shown = path.unwrap_or_else(|| Path::new(DEFAULT_PATH)).display();
         let table: toml::Table = text.parse().with_context(|| format!("configuration {shown}"))?;
         // Read once as it stands, so that errors show the line of the file and not of what the environment made of it.
         let _: Self = toml::from_str(&text).with_context(|| format!("configuration {shown}"))?;

@@ -4,12 +4,12 @@ mod cli;
 mod client;
 mod command;
 mod config;
-//mod doctor;
+mod doctor;
 mod key_file;
 mod logging;
 mod output;
-//mod role;
-//mod serve;
+mod role;
+mod serve;
 mod session;
 mod terminal;
 mod units;
@@ -44,10 +44,7 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         // Roles first: they get everything by their arguments, and must have no second thread.
-        Command::FuseKeeper { arguments } => {
-            drop(arguments);
-            return Ok(ExitCode::SUCCESS);
-        }
+        Command::FuseKeeper { arguments } => return role::fuse_keeper(arguments),
         Command::ImageUnpack { .. } => return Ok(image::unpack::child_main()),
         Command::Completion { shell } => return completion(shell),
         Command::Layer(arguments) => return command::layer::run(arguments).map(|()| ExitCode::SUCCESS),
@@ -55,34 +52,32 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     }
     let config = Config::load(cli.config.as_deref(), |name| std::env::var(name).ok())?;
     let done = |()| ExitCode::SUCCESS;
-    let format = Format::choose(cli.json);
     match cli.command {
         Command::Serve(arguments) => {
+            // Before this process opens anything that stays open.
+            let ready = arguments.ready_fd.map(serve::take_descriptor).transpose()?;
             logging::start("info");
-            let runtime = runtime()?;
-            {
-                let _ = (arguments, runtime);
-                Ok(ExitCode::SUCCESS)
-            }
+            runtime()?.block_on(serve::run(config, cli.config, ready)).map(done)
         }
         Command::Storaged => {
             logging::start("info");
-            Ok(ExitCode::SUCCESS)
+            role::storaged(&config).map(done)
         }
         command => {
             logging::start("warn");
             match command {
                 Command::Setup => command::setup::run(&config).map(done),
                 Command::Auth => command::auth::run(&config, cli.json).map(done),
-                Command::Doctor => Ok(ExitCode::SUCCESS),
-                command => client_command(command, &config, format),
+                Command::Doctor => doctor::run(&config, &runtime()?, Format::choose(cli.json)),
+                command => client_command(command, &config, cli.json),
             }
         }
     }
 }
 
 /// Everything that asks a node.
-fn client_command(command: Command, config: &Config, format: Format) -> anyhow::Result<ExitCode> {
+fn client_command(command: Command, config: &Config, json: bool) -> anyhow::Result<ExitCode> {
+    let format = Format::choose(json);
     let node = Node::from_environment(config, |name| std::env::var(name).ok())?;
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
@@ -94,9 +89,7 @@ fn client_command(command: Command, config: &Config, format: Format) -> anyhow::
             Command::Template { command: TemplateCommand::Rm { names } } => {
                 command::template::remove(&node, names).await.map(|()| 0)
             }
-            Command::Start(arguments) => {
-                command::start::run(&node, config, arguments, format == Format::Json).await
-            }
+            Command::Start(arguments) => command::start::run(&node, config, arguments, json).await,
             Command::Exec(arguments) => command::exec::run(&node, arguments).await,
             Command::Cp(arguments) => command::cp::run(&node, arguments).await.map(|()| 0),
             Command::Ls => command::ls::run(&node, format).await.map(|()| 0),

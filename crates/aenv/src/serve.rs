@@ -3,13 +3,16 @@
 
 mod storage_process;
 
+use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use sandbox::{GuestFiles, NodeConfig, Parts};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -21,23 +24,25 @@ use storage_process::StorageProcess;
 /// How long actors may take to put their sandboxes into a state the next node finds.
 const STOP_PATIENCE: Duration = Duration::from_secs(15);
 
-pub(crate) async fn run(config: Config, config_file: Option<PathBuf>, ready_fd: Option<i32>) -> anyhow::Result<()> {
+pub(crate) async fn run(
+    config: Config,
+    config_file: Option<PathBuf>,
+    ready: Option<OwnedFd>,
+) -> anyhow::Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!(
             "a node makes network namespaces, mounts and virtual machines, and needs root: run it as root (sudo aenv serve)"
         );
     }
-    let ready = ready_fd.map(take_descriptor).transpose()?;
     // Handlers first, so that a signal during a slow start ends it in order.
     let stop = stop_signal()?;
-    tokio::pin!(stop);
-
     let assets = assets::Assets::open(&config.assets_directory())?;
-    // Before anything is started: a second node on the same address must not touch the first one's storage.
+    make_directories(&config)?;
+    // Before anything is started: a second node must not touch the first one's sandboxes.
+    let _lock = lock(&config.data_dir)?;
     let listener = TcpListener::bind(config.listen).await.with_context(|| {
         format!("listen on {}; is another node running, or another program on this port?", config.listen)
     })?;
-    make_directories(&config)?;
     let key = key_file::load_or_create(&config.api_key_path())?;
     let key = api::ApiKey::new(&key).with_context(|| config.api_key_path().display().to_string())?;
 
@@ -55,30 +60,55 @@ pub(crate) async fn run(config: Config, config_file: Option<PathBuf>, ready_fd: 
     let command = role::command(config_file.as_deref(), "storaged")?;
     let storage = StorageProcess::start(&config, command).await?;
     let parts = Parts::new(storage.storage(), Arc::new(qemu), Arc::clone(&slots) as _);
-    let node = Arc::new(sandbox::Node::start(node_config(&config, &assets), parts).await?);
 
     let mut api_config = api::ApiConfig::new(key);
     api_config.domain = Some(domain(&config));
-    let router = api::router(Arc::clone(&node), api_config);
-    announce(&config, ready);
-    let served = api::serve(listener, router, api::ServerLimits::default(), &mut stop).await;
-
-    node.stop(STOP_PATIENCE).await;
-    let left = node.counts();
-    let left = left.running + left.creating + left.killing;
-    drop(node);
-    if left > 0 {
+    let node_config = node_config(&config, &assets);
+    let front = Front { listener, api_config, ready, url: config.url() };
+    let served = serve_node(node_config, parts, front, stop).await;
+    let running = match &served {
+        Ok(running) => *running,
+        // Unknown: the storage daemon refuses to end while sandboxes have disks.
+        Err(_) => 0,
+    };
+    if running > 0 {
         storage.leave();
         output::note(&format!(
-            "aenv: {left} sandboxes go on running, with the storage daemon under them; `aenv serve` takes them over \
-             again, and `aenv rm --all` then kills them"
+            "aenv: left running: {running} {}, with the storage daemon under them; `aenv serve` takes them over again, and \
+             `aenv rm --all` then kills them",
+            if running == 1 { "sandbox" } else { "sandboxes" }
         ));
-    } else {
-        storage.stop().await;
+    } else if storage.stop().await {
         slots.remove_host_rules().await.context("remove the host's network rules")?;
         remove_runtime_directories(&config);
     }
-    served.context("serve HTTP")
+    served.map(drop)
+}
+
+/// What the node is reached by.
+struct Front {
+    listener: TcpListener,
+    api_config: api::ApiConfig,
+    ready: Option<OwnedFd>,
+    url: String,
+}
+
+/// Serves until `stop`. Answers how many sandboxes go on running.
+async fn serve_node(
+    config: NodeConfig,
+    parts: Parts,
+    front: Front,
+    stop: impl Future<Output = ()> + Send,
+) -> anyhow::Result<u32> {
+    let node = Arc::new(sandbox::Node::start(config, parts).await?);
+    let router = api::router(Arc::clone(&node), front.api_config);
+    announce(&front.url, front.ready);
+    let served = api::serve(front.listener, router, api::ServerLimits::default(), stop).await;
+    // Half-made sandboxes are undone by the stop; running ones are what is left.
+    let running = node.counts().running;
+    node.stop(STOP_PATIENCE).await;
+    served.context("serve HTTP")?;
+    Ok(running)
 }
 
 /// Resolves at the first SIGTERM or SIGINT. A second one ends the process at once.
@@ -108,22 +138,22 @@ fn stop_signal() -> anyhow::Result<impl Future<Output = ()> + Send> {
 }
 
 /// The descriptor a script gave for the line that says that the node answers.
-fn take_descriptor(number: i32) -> anyhow::Result<OwnedFd> {
+pub(crate) fn take_descriptor(number: i32) -> anyhow::Result<OwnedFd> {
     // Asked of the kernel first: only then is it known to be open.
-    if number <= 2 || !std::path::Path::new(&format!("/proc/self/fd/{number}")).exists() {
+    if number <= 2 || !Path::new(&format!("/proc/self/fd/{number}")).exists() {
         bail!("--ready-fd {number}: that descriptor is not open, or is a standard stream");
     }
-    // SAFETY: it is open, was opened by the caller of this program for this purpose, and this is done once, before
-    // anything of ours is opened that could have got this number.
+    // SAFETY: it is open, and whoever started this program opened it for this purpose; `main` does this once, before
+    // anything of ours is open that could have got the number.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-fn announce(config: &Config, ready: Option<OwnedFd>) {
-    let line = format!("aenv: ready on {}", config.url());
+fn announce(url: &str, ready: Option<OwnedFd>) {
+    let line = format!("aenv: ready on {url}");
     output::note(&line);
     if let Some(descriptor) = ready {
         let number = descriptor.as_raw_fd();
-        if let Err(error) = writeln!(std::fs::File::from(descriptor), "{line}") {
+        if let Err(error) = writeln!(File::from(descriptor), "{line}") {
             tracing::warn!(%error, number, "the ready line could not be written");
         }
     }
@@ -134,15 +164,35 @@ fn make_directories(config: &Config) -> anyhow::Result<()> {
     for directory in [&config.data_dir, &config.runtime_dir] {
         let context = || format!("make {}", directory.display());
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).with_context(context)?;
-        // Disks and keys lie below; machines that run as other users are given what they need by descriptor or owner.
-        std::fs::set_permissions(directory, PermissionsExt::from_mode(0o711)).with_context(context)?;
+        // Disks and keys lie below.
+        std::fs::set_permissions(directory, PermissionsExt::from_mode(0o700)).with_context(context)?;
     }
     Ok(())
 }
 
+/// Holds the directory for this node until the process ends, however it ends.
+fn lock(data_dir: &Path) -> anyhow::Result<File> {
+    let path = data_dir.join("node.lock");
+    let context = || format!("lock {}", path.display());
+    let file = File::options().create(true).append(true).open(&path).with_context(context)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(Errno::WOULDBLOCK) => bail!(
+            "another node is already running on {}; stop it, or give this one other directories, another address and \
+             another network.name_prefix",
+            data_dir.display()
+        ),
+        Err(error) => Err(error).with_context(context),
+    }
+}
+
 /// What is empty goes, so that a node that ended leaves nothing.
 fn remove_runtime_directories(config: &Config) {
-    for directory in [config.runtime_dir.join("devices"), config.runtime_dir.join("sandboxes"), config.runtime_dir.clone()]
+    // The daemon's lock on this directory. It has ended, and its other lock, in the data directory, still keeps two of them
+    // from the same disks.
+    let _ = std::fs::remove_file(config.runtime_dir.join("storaged.lock"));
+    for directory in
+        [config.runtime_dir.join("devices"), config.runtime_dir.join("sandboxes"), config.runtime_dir.clone()]
     {
         let _ = std::fs::remove_dir(directory);
     }

@@ -67,6 +67,9 @@ impl From<SandboxError> for ApiError {
             SandboxError::Capacity { .. } => {
                 with(StatusCode::TOO_MANY_REQUESTS).code("sandbox_capacity_unavailable").retry_after_s(2)
             }
+            SandboxError::NoTurn { .. } => {
+                with(StatusCode::TOO_MANY_REQUESTS).code("sandbox_placement_timeout").retry_after_s(5)
+            }
             SandboxError::PullCapacity { .. } => with(StatusCode::TOO_MANY_REQUESTS).retry_after_s(10),
             SandboxError::Busy(_) => with(StatusCode::TOO_MANY_REQUESTS).retry_after_s(1),
             // Everything about it is gone, but a client that repeats this on its own makes a struggling node worse.

@@ -57,7 +57,6 @@ struct Api {
 }
 
 /// Both planes of `node` as one service.
-#[must_use]
 pub fn router(node: Arc<Node>, config: ApiConfig) -> Router {
     let proxied_requests = Arc::new(Semaphore::new(config.proxied_requests_max));
     routes::router(Arc::new(Api { node, config, proxied_requests }))

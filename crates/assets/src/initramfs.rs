@@ -1,4 +1,4 @@
-//! The initramfs: our init, the modules it inserts, and the directories it mounts things on.
+//! The initramfs: our init and the modules it inserts. Init makes every other directory it needs itself.
 
 use crate::cpio::Archive;
 use crate::kernel::Module;
@@ -6,7 +6,7 @@ use crate::kernel::Module;
 /// Builds the image. `/init` inserts `/modules/*` in name order, hence the number before each name.
 pub(crate) fn build(init: &[u8], modules: &[Module]) -> Vec<u8> {
     let mut archive = Archive::new();
-    for directory in ["dev", "proc", "sys", "run", "mnt", "tools", "root", "modules"] {
+    for directory in ["dev", "proc", "sys", "modules"] {
         archive.directory(directory);
     }
     // The kernel opens it for init before init can mount anything on /dev.

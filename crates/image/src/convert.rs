@@ -6,6 +6,7 @@ mod file_system;
 use std::ffi::OsString;
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -120,7 +121,6 @@ impl Drop for ScratchDirectory {
 
 /// Makes the scratch directory and removes what an interrupted conversion left there.
 pub(crate) fn prepare_scratch_directory(directory: &Path) -> Result<(), ImageError> {
-    use std::os::unix::fs::DirBuilderExt;
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true).mode(0o700);
     builder.create(directory).map_err(ImageError::io("making the scratch directory", directory))?;

@@ -3,6 +3,7 @@
 mod fetch;
 mod options;
 
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -99,9 +100,10 @@ impl Importer {
         let mut pins = LayerPins::new(Arc::clone(&self.store));
         let mut records: Vec<LayerRecord> = Vec::with_capacity(layer_count);
         let mut reused_layer_count = 0;
-        for (index, layer) in resolved.layers.iter().enumerate() {
+        let chains = chain_ids(&resolved.layers, virtual_size_bytes);
+        let mut guards = VecDeque::new();
+        for (index, (layer, chain)) in resolved.layers.iter().zip(&chains).enumerate() {
             let parent = records.last();
-            let chain = chain_id(parent.map(|parent| &parent.chain), &layer.diff_digest, virtual_size_bytes);
             let event = Progress {
                 phase: Phase::Convert,
                 layer: Some(layer.blob_digest.clone().unwrap_or_else(|| layer.diff_digest.clone())),
@@ -110,14 +112,25 @@ impl Importer {
                 done_bytes: 0,
                 total_bytes: layer.blob_bytes.unwrap_or_default(),
             };
-            let guard = self.store.flight(&chain).lock_owned().await;
-            if let Some(record) = self.store.find(&chain, parent, &mut pins)? {
+            let guard = match guards.pop_front() {
+                Some(guard) => guard,
+                None => self.store.flight(chain).lock_owned().await,
+            };
+            if let Some(record) = self.store.find(chain, parent, &mut pins)? {
                 let event = Progress { phase: Phase::Reuse, ..event };
                 Reporter::new(progress.clone(), event.clone()).send(event.total_bytes);
                 fetcher.skip(index);
                 reused_layer_count += 1;
                 records.push(record);
                 continue;
+            }
+            // The first layer to convert makes this import the one that does all above it too, or another import of
+            // the same image could overtake it and fetch everything a second time. Everybody locks upwards, so nobody
+            // waits in a circle.
+            if guards.is_empty() {
+                for above in &chains[index + 1..] {
+                    guards.push_back(self.store.flight(above).lock_owned().await);
+                }
             }
             fetcher.start(&resolved.layers, index)?;
             let source = fetcher.take(layer, index)?;
@@ -137,7 +150,7 @@ impl Importer {
                 store: Arc::clone(&self.store),
                 lowers,
                 parent: parent.cloned(),
-                chain,
+                chain: chain.clone(),
                 diff_digest: layer.diff_digest.clone(),
                 virtual_size_bytes,
                 cancel: cancel.clone(),
@@ -217,6 +230,15 @@ impl ConvertJob {
         };
         tokio::task::spawn_blocking(publish).await.map_err(|error| ImageError::task(&error))?
     }
+}
+
+/// The chain ids of an image's layers, bottom first.
+fn chain_ids(layers: &[ResolvedLayer], virtual_size_bytes: u64) -> Vec<Digest> {
+    let mut chains: Vec<Digest> = Vec::with_capacity(layers.len());
+    for layer in layers {
+        chains.push(chain_id(chains.last(), &layer.diff_digest, virtual_size_bytes));
+    }
+    chains
 }
 
 /// Whether a layer's bytes must be fetched first.

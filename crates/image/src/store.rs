@@ -12,6 +12,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -112,7 +113,10 @@ impl Drop for LayerPins {
 impl LayerStore {
     /// Opens the directory, makes it when missing, and removes what an interrupted import left.
     pub(crate) fn open(directory: &Path) -> Result<Self, ImageError> {
-        fs::create_dir_all(directory).map_err(ImageError::io("making the layer directory", directory))?;
+        // Layers hold other people's files.
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700);
+        builder.create(directory).map_err(ImageError::io("making the layer directory", directory))?;
         let lock_path = directory.join(".lock");
         let lock = File::options()
             .create(true)

@@ -133,3 +133,6 @@ pub(crate) fn printable(name: &[u8]) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests;

@@ -24,8 +24,8 @@ pub const MAX_LAYERS: usize = 255;
 /// All methods may be called from many threads at once. Reads never wait for writes; writes to disjoint ranges do not
 /// wait for each other's I/O. Offsets and lengths are bytes and multiples of 512.
 ///
-/// Where two requests overlap and run at the same time, either may come first; a write that has returned is seen by every
-/// read that begins later.
+/// Where two requests overlap and run at the same time, either may come first, and a read may see a part of the write; a
+/// write that has returned is seen by every read that begins later.
 #[derive(Debug)]
 pub struct Stack {
     virtual_size_bytes: u64,
@@ -222,7 +222,11 @@ impl Stack {
     }
 
     fn replace(&self, state: State) {
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(state);
+        let state = Arc::new(state);
+        // Dropped without the lock: giving back a large index takes long enough for readers to notice.
+        let old =
+            std::mem::replace(&mut *self.current.write().unwrap_or_else(PoisonError::into_inner), state);
+        drop(old);
         *self.replaced.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.replaced.1.notify_all();
     }

@@ -112,6 +112,8 @@ pub(crate) enum EndReason {
     MachineEnded,
     #[error("it could not be started: {0}")]
     CreateFailed(String),
+    #[error("too many others are being started")]
+    NoTurn,
     #[error("the node stopped while it was being made or removed")]
     Interrupted,
     #[error("the node found it broken when it started: {0}")]
@@ -211,6 +213,10 @@ impl Actor {
         match reason {
             EndReason::Killed => SandboxError::KilledWhileCreating(self.id.clone()),
             EndReason::NodeStops => SandboxError::Stopping,
+            EndReason::NoTurn => SandboxError::NoTurn {
+                limit: self.shared.config.create_concurrency,
+                seconds: self.shared.config.create_deadline.as_secs(),
+            },
             EndReason::CreateFailed(reason) => {
                 SandboxError::Create { id: self.id.clone(), reason: reason.clone() }
             }

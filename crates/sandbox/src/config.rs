@@ -7,8 +7,13 @@ use std::time::Duration;
 
 use vmm::Vmm;
 
-use crate::{Clock, FindMachine, GuestDaemon, Networks, NodeTag, Randomness, SandboxId, Storage, SystemClock};
+use crate::{
+    Clock, FindMachine, GuestDaemon, Networks, NodeTag, Randomness, SandboxId, Storage, SystemClock,
+};
 use crate::{HttpGuestDaemon, OsRandomness};
+
+/// A creation also waits for the disk and for its guest, so that more of them than processors get along.
+const CREATE_CONCURRENCY_MIN: u32 = 4;
 
 /// Settings of one node.
 #[derive(Debug, Clone)]
@@ -47,6 +52,8 @@ impl NodeConfig {
     /// Defaults for everything that has one.
     #[must_use]
     pub fn new(data_dir: PathBuf, runtime_dir: PathBuf, guest_files: GuestFiles) -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let processors = u32::try_from(processors).unwrap_or(u32::MAX);
         Self {
             data_dir,
             runtime_dir,
@@ -57,7 +64,7 @@ impl NodeConfig {
             default_memory_mib: 512,
             default_virtual_size_bytes: 0,
             sandbox_limit: 64,
-            create_concurrency: 4,
+            create_concurrency: CREATE_CONCURRENCY_MIN.max(processors),
             create_deadline: Duration::from_secs(60),
             timeout_max: Duration::from_secs(24 * 3600),
             kill_wait: Duration::from_secs(30),

@@ -22,6 +22,16 @@ pub enum SandboxError {
         /// The configured limit.
         limit: u32,
     },
+    /// Too many sandboxes are being made; nothing was done for this one.
+    #[error(
+        "{limit} sandboxes are being started at a time, and this one's turn did not come within {seconds} s; try again later"
+    )]
+    NoTurn {
+        /// How many are made at a time.
+        limit: u32,
+        /// How long it waited.
+        seconds: u64,
+    },
     /// Too many images are being pulled.
     #[error("{limit} images are being pulled already; try again when one is done")]
     PullCapacity {

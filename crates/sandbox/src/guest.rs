@@ -3,7 +3,6 @@
 //! Every call opens a connection of its own. The address of a guest is used by one sandbox after another, and a kept
 //! connection would reach into the next one, or stall until TCP gives up when a guest was restored.
 
-use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
@@ -12,8 +11,7 @@ use bytes::Bytes;
 use http::{Method, Request, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
-use protocol::api::Timestamp;
-use serde::{Deserialize, Serialize};
+use protocol::envd::{ENVD_PORT, HEADER_ACCESS_TOKEN, InitRequest, Metrics};
 use tokio::net::TcpStream;
 
 /// Most bytes of an answer that are read.
@@ -42,58 +40,6 @@ pub enum GuestError {
     },
 }
 
-/// Body of `POST /init`: what the daemon must know before it serves anyone.
-#[derive(Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct GuestInit {
-    /// Environment of every process.
-    pub env_vars: BTreeMap<String, String>,
-    /// Token that clients must show from now on.
-    pub access_token: String,
-    /// The guest's clock is set to this.
-    pub timestamp: Timestamp,
-    /// User of processes whose client names none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub default_user: Option<String>,
-    /// Directory of processes whose client names none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub default_workdir: Option<String>,
-}
-
-impl std::fmt::Debug for GuestInit {
-    /// Leaves out the token and the environment, which holds users' secrets.
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_struct("GuestInit")
-            .field("timestamp", &self.timestamp)
-            .field("default_user", &self.default_user)
-            .field("default_workdir", &self.default_workdir)
-            .finish_non_exhaustive()
-    }
-}
-
-/// Answer of `GET /metrics`. Sizes are bytes.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct GuestMetrics {
-    /// Seconds since the Unix epoch by the guest's clock.
-    pub ts: i64,
-    /// Virtual processors.
-    pub cpu_count: u32,
-    /// Use of all of them together, 0 to 100.
-    pub cpu_used_pct: f64,
-    /// Memory of the guest.
-    pub mem_total: u64,
-    /// Memory in use.
-    pub mem_used: u64,
-    /// Memory that holds file contents.
-    pub mem_cache: u64,
-    /// Bytes used on the root file system.
-    pub disk_used: u64,
-    /// Size of the root file system.
-    pub disk_total: u64,
-}
-
 /// Asks the daemon inside a guest.
 #[async_trait]
 pub trait GuestDaemon: Send + Sync + std::fmt::Debug {
@@ -101,9 +47,9 @@ pub trait GuestDaemon: Send + Sync + std::fmt::Debug {
     /// and a new attempt a little later is faster than TCP's own repetition.
     async fn health(&self, guest: Ipv4Addr, patience: Duration) -> Result<(), GuestError>;
     /// Hands over token, environment and time.
-    async fn init(&self, guest: Ipv4Addr, init: &GuestInit) -> Result<(), GuestError>;
+    async fn init(&self, guest: Ipv4Addr, init: &InitRequest) -> Result<(), GuestError>;
     /// Reads the guest's use of resources.
-    async fn metrics(&self, guest: Ipv4Addr, access_token: &str) -> Result<GuestMetrics, GuestError>;
+    async fn metrics(&self, guest: Ipv4Addr, access_token: &str) -> Result<Metrics, GuestError>;
 }
 
 /// The daemon over HTTP.
@@ -120,7 +66,7 @@ pub struct HttpGuestDaemon {
 impl Default for HttpGuestDaemon {
     fn default() -> Self {
         Self {
-            port: crate::ENVD_PORT,
+            port: ENVD_PORT,
             connect_timeout: Duration::from_secs(2),
             // A guest under software emulation that is just booting needs most of a second for its first answer.
             answer_timeout: Duration::from_secs(5),
@@ -170,7 +116,7 @@ impl Call<'_> {
             .header(header::HOST, "sandbox")
             .header(header::CONNECTION, "close");
         if let Some(token) = self.access_token {
-            builder = builder.header("x-access-token", token);
+            builder = builder.header(HEADER_ACCESS_TOKEN, token);
         }
         if self.body.is_some() {
             builder = builder.header(header::CONTENT_TYPE, "application/json");
@@ -215,14 +161,14 @@ impl GuestDaemon for HttpGuestDaemon {
         self.call(guest, patience, call).await.map(drop)
     }
 
-    async fn init(&self, guest: Ipv4Addr, init: &GuestInit) -> Result<(), GuestError> {
+    async fn init(&self, guest: Ipv4Addr, init: &InitRequest) -> Result<(), GuestError> {
         let path = "/init";
         let body = serde_json::to_vec(init).map_err(|error| self.unusable(guest, path, &error))?;
         let call = Call { path, access_token: None, body: Some(body) };
         self.call(guest, self.connect_timeout, call).await.map(drop)
     }
 
-    async fn metrics(&self, guest: Ipv4Addr, access_token: &str) -> Result<GuestMetrics, GuestError> {
+    async fn metrics(&self, guest: Ipv4Addr, access_token: &str) -> Result<Metrics, GuestError> {
         let path = "/metrics";
         let call = Call { path, access_token: Some(access_token), body: None };
         let body = self.call(guest, self.connect_timeout, call).await?;

@@ -45,20 +45,18 @@ async fn health_is_a_get_without_a_token() {
 #[tokio::test]
 async fn init_sends_the_names_that_the_daemon_expects() {
     let (daemon, served) = serve_once(b"HTTP/1.1 204 No Content\r\n\r\n").await;
-    let init = GuestInit {
-        env_vars: BTreeMap::from([("A".to_owned(), "1".to_owned())]),
-        access_token: "secret".to_owned(),
-        timestamp: Timestamp::from_unix_us(0).unwrap(),
+    let init = InitRequest {
+        env_vars: Some([("A".to_owned(), "1".to_owned())].into()),
+        access_token: Some("secret".to_owned()),
         default_user: Some("user".to_owned()),
-        default_workdir: None,
+        ..InitRequest::default()
     };
     daemon.init(Ipv4Addr::LOCALHOST, &init).await.unwrap();
     let request = served.await.unwrap();
     let body: serde_json::Value = serde_json::from_str(request.split("\r\n\r\n").nth(1).unwrap()).unwrap();
     assert_eq!(
         body,
-        serde_json::json!({"envVars": {"A": "1"}, "accessToken": "secret", "timestamp": "1970-01-01T00:00:00Z",
-            "defaultUser": "user"})
+        serde_json::json!({"envVars": {"A": "1"}, "accessToken": "secret", "defaultUser": "user"})
     );
 }
 

@@ -35,7 +35,7 @@ mod store;
 pub use clock::{Clock, SystemClock};
 pub use config::{GuestFiles, NodeConfig, Parts};
 pub use error::{NodeError, SandboxError};
-pub use guest::{GuestDaemon, GuestError, GuestInit, GuestMetrics, HttpGuestDaemon};
+pub use guest::{GuestDaemon, GuestError, HttpGuestDaemon};
 pub use id::{NodeTag, SandboxId};
 pub use machine::FindMachine;
 pub use network::Networks;
@@ -44,8 +44,3 @@ pub use random::{OsRandomness, Randomness};
 pub use record::{ImageDefaults, TemplateRecord};
 pub use storage::{Device, DeviceRequest, ImportEvent, ImportedImage, Storage, StorageError, StorageStatus};
 pub use store::StoreError;
-
-/// Port on which the guest daemon listens.
-pub const ENVD_PORT: u16 = 49983;
-/// Version of the guest daemon on this node's tools disk.
-pub const ENVD_VERSION: &str = "0.6.13";

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use async_trait::async_trait;
+use vmm::qemu::Qemu;
 use vmm::{MachineRecord, VmmError};
 
 /// Finds machines that were started by a node that died before it could record them.
@@ -15,4 +16,17 @@ pub trait FindMachine: Send + Sync + std::fmt::Debug {
         runtime_directory: &Path,
         console_log: &Path,
     ) -> Result<Option<MachineRecord>, VmmError>;
+}
+
+#[async_trait]
+impl FindMachine for Qemu {
+    async fn find(
+        &self,
+        id: &str,
+        runtime_directory: &Path,
+        console_log: &Path,
+    ) -> Result<Option<MachineRecord>, VmmError> {
+        // A few reads of small files and of /proc.
+        Self::find(self, id, runtime_directory, console_log)
+    }
 }

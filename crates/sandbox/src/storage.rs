@@ -1,5 +1,7 @@
 //! What the lifecycle needs of the storage daemon, so that its tests run without one.
 
+mod daemon;
+
 use std::path::PathBuf;
 
 use async_trait::async_trait;

@@ -1,4 +1,5 @@
 //! Templates: pulled, replaced, removed, and the layers that are kept for them.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod fakes;
 

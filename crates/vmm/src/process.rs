@@ -207,23 +207,27 @@ mod tests {
         }
     }
 
+    fn start(command: &mut Command) -> u32 {
+        command.spawn().expect("started").id()
+    }
+
     #[tokio::test]
     async fn a_child_is_killed_reaped_and_its_ending_known() {
-        let child = Command::new("sleep").arg("100").spawn().expect("started");
-        let process = MonitorProcess::of_child(child.id()).expect("watched");
+        let id = start(Command::new("sleep").arg("100"));
+        let process = MonitorProcess::of_child(id).expect("watched");
         assert!(!process.has_ended());
         process.kill().expect("killed");
         assert_eq!(process.ended().await, Ending::Signal(9));
-        assert!(!std::path::Path::new(&format!("/proc/{}", child.id())).exists(), "still a zombie");
+        assert!(!std::path::Path::new(&format!("/proc/{id}")).exists(), "still a zombie");
         process.kill().expect("killing again succeeds");
         assert!(process.statistics().expect("read").is_none());
     }
 
     #[tokio::test]
     async fn a_child_that_ended_before_it_was_watched_tells_how() {
-        let child = Command::new("sh").args(["-c", "exit 7"]).spawn().expect("started");
+        let id = start(Command::new("sh").args(["-c", "exit 7"]));
         std::thread::sleep(Duration::from_millis(200));
-        let process = MonitorProcess::of_child(child.id()).expect("watched");
+        let process = MonitorProcess::of_child(id).expect("watched");
         assert_eq!(process.ended().await, Ending::Code(7));
     }
 

@@ -5,13 +5,13 @@
 mod common;
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::Command;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{BOOT_LIMIT, Place, qemu};
 use vmm::{NetworkInterface, Vmm, wait_for_console};
@@ -40,8 +40,7 @@ impl Namespace {
                 );
             }
             wait.recv().unwrap();
-            let mut stream =
-                TcpStream::connect_timeout(&"169.254.0.21:80".parse().unwrap(), BOOT_LIMIT).unwrap();
+            let mut stream = connect();
             stream.set_read_timeout(Some(BOOT_LIMIT)).unwrap();
             let mut said = String::new();
             stream.read_to_string(&mut said).unwrap();
@@ -53,6 +52,20 @@ impl Namespace {
     fn ask_guest(self) -> String {
         self.go.send(()).unwrap();
         self.thread.join().unwrap()
+    }
+}
+
+/// The guest says that it listens just before it does.
+fn connect() -> TcpStream {
+    let started = Instant::now();
+    loop {
+        match TcpStream::connect_timeout(&"169.254.0.21:80".parse().unwrap(), BOOT_LIMIT) {
+            Ok(stream) => return stream,
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused && started.elapsed() < BOOT_LIMIT => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Err(error) => panic!("{error}"),
+        }
     }
 }
 
@@ -80,13 +93,14 @@ async fn a_guest_is_reached_through_a_tap_of_another_namespace() {
     let machine = qemu().boot(config).await.unwrap();
     let listening = wait_for_console(&*machine, "test-init: listening", BOOT_LIMIT).await;
     let console = machine.console_tail(100_000);
-    // Before the guest is ended, and without leaving it running when the answer does not come.
+    // The guest is ended before anything is judged, so that a failure leaves nothing running.
     let said = match listening {
-        Ok(_) => tokio::task::spawn_blocking(|| namespace.ask_guest()).await,
-        Err(error) => panic!("{error}"),
+        Ok(_) => Some(tokio::task::spawn_blocking(|| namespace.ask_guest()).await),
+        Err(_) => None,
     };
     machine.kill().await.unwrap();
-    assert_eq!(said.unwrap(), "hello from the guest\n");
+    listening.unwrap();
+    assert_eq!(said.unwrap().unwrap(), "hello from the guest\n");
     assert!(console.contains("test-init: card eth0 02:00:00:00:00:01"), "{console}");
     place.assert_nothing_left();
 }

@@ -41,9 +41,30 @@ pub(crate) fn prepare_daemon_process() -> ProcessLimits {
     rustix::process::umask(rustix::fs::Mode::WGRP | rustix::fs::Mode::WOTH);
     // Fails without privileges; then the daemon is as likely to be chosen as others.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
+    stop_ignoring_signals();
+    // Whatever descriptors the daemon was started with are none of a command's business.
+    // SAFETY: marks descriptors above the standard streams close-on-exec; none is closed here.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     let open_files = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: open_files.maximum, maximum: open_files.maximum });
     ProcessLimits { open_files }
+}
+
+/// An ignored signal stays ignored in every command, whoever started the daemon that way (a shell in the background
+/// ignores Ctrl-C). The daemon itself needs only SIGPIPE ignored, which each command gets back.
+fn stop_ignoring_signals() {
+    for signal in (1..=libc::SIGRTMAX()).filter(|signal| *signal != libc::SIGPIPE) {
+        // SAFETY: sigaction writes the current action into a value that may be all zeroes, and signal sets the default
+        // action; numbers that are not ours to change make both fail.
+        unsafe {
+            let mut current: libc::sigaction = std::mem::zeroed();
+            if libc::sigaction(signal, std::ptr::null(), &raw mut current) == 0
+                && current.sa_sigaction == libc::SIG_IGN
+            {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+        }
+    }
 }
 
 /// Answers a call of the service.

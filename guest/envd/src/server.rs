@@ -137,6 +137,7 @@ fn is_known(path: &str) -> bool {
 }
 
 /// Everything but `/health` and `/init` needs the token, once there is one, and the node's first word before that.
+#[expect(clippy::result_large_err, reason = "made once for a refused request, and sent as it is")]
 fn check_access(daemon: &Daemon, request: &Request) -> Result<(), Reply> {
     let control = daemon.control();
     let refused = |message| Err(reply::error(StatusCode::UNAUTHORIZED, message));

@@ -121,7 +121,7 @@ fn socket_address(address: Ipv4Addr) -> libc::sockaddr {
     for (to, from) in data[2..6].iter_mut().zip(address.octets()) {
         *to = libc::c_char::from_ne_bytes([from]);
     }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "AF_INET is 2")]
+    #[expect(clippy::cast_possible_truncation, reason = "AF_INET is 2")]
     let sa_family = libc::AF_INET as libc::sa_family_t;
     libc::sockaddr { sa_family, sa_data: data }
 }

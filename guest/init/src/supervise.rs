@@ -206,6 +206,7 @@ mod tests {
 
     #[test]
     fn the_reason_of_an_exit_is_put_in_words() {
+        #[expect(clippy::zombie_processes, reason = "waited for by process id, as the supervisor does")]
         let ran = |script: &str| {
             let child = Command::new("/bin/sh").args(["-c", script]).spawn().unwrap();
             let pid = Pid::from_raw(child.id().try_into().unwrap());

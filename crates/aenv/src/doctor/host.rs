@@ -20,7 +20,7 @@ pub(super) fn checks(config: &Config) -> Vec<Check> {
     let mut checks = vec![root(), kernel()];
     checks.extend(virtual_machines(config));
     checks.extend([fuse(), ublk(), loop_devices(), ext4(), namespaces(), tap()]);
-    checks.extend(nftables());
+    checks.extend(nftables(&config.network.name_prefix));
     checks.extend([io_uring(), memory(config), disk(&config.data_dir)]);
     checks
 }
@@ -29,7 +29,11 @@ fn root() -> Check {
     if rustix::process::geteuid().is_root() {
         return Check::ok("root", "yes");
     }
-    Check::missing("root", "no", "run `aenv serve` and `aenv doctor` as root; what follows is only half seen without")
+    Check::missing(
+        "root",
+        "no",
+        "run `aenv serve` and `aenv doctor` as root; what follows is only half seen without",
+    )
 }
 
 fn kernel() -> Check {
@@ -97,7 +101,11 @@ fn loop_devices() -> Check {
     let (used, all) = loop_device_counts();
     let found = format!("{used} of {all} in use; one is needed for each image layer while it is unpacked");
     if all > 0 && used == all {
-        return Check::fallback("loop devices", found, "pulls wait until one is free, or until the kernel makes another");
+        return Check::fallback(
+            "loop devices",
+            found,
+            "pulls wait until one is free, or until the kernel makes another",
+        );
     }
     Check::ok("loop devices", found)
 }
@@ -118,7 +126,11 @@ fn ext4() -> Check {
     };
     let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
     if !known.lines().any(|line| line.trim() == "ext4") {
-        return Check::fallback("ext4", tools, "ext4 is not in the kernel now; it has to be there as a module");
+        return Check::fallback(
+            "ext4",
+            tools,
+            "ext4 is not in the kernel now; it has to be there as a module",
+        );
     }
     Check::ok("ext4", tools)
 }
@@ -149,7 +161,7 @@ fn tap() -> Check {
     }
 }
 
-fn nftables() -> Vec<Check> {
+fn nftables(prefix: &str) -> Vec<Check> {
     let Some(version) = first_line("nft", &["--version"]) else {
         return vec![Check::missing("nftables", "no program nft", "install nftables")];
     };
@@ -160,8 +172,11 @@ fn nftables() -> Vec<Check> {
             Check::fallback(
                 "forwarding",
                 format!("dropped by default by {}", obstacles.join(", ")),
-                "sandboxes do not reach the internet until that firewall lets links named after `name_prefix` through; \
-                 with Docker: iptables -I DOCKER-USER -i aenv-+ -j ACCEPT; iptables -I DOCKER-USER -o aenv-+ -j ACCEPT",
+                format!(
+                    "sandboxes do not reach the internet until that firewall lets links named {prefix}-* through; with \
+                     Docker: iptables -I DOCKER-USER -i {prefix}-+ -j ACCEPT; iptables -I DOCKER-USER -o {prefix}-+ -j \
+                     ACCEPT"
+                ),
             ),
         ],
         Err(error) => vec![Check::missing("nftables", format!("{version}: {error}"), "run as root")],
@@ -221,7 +236,9 @@ mod tests {
 
     #[test]
     fn a_kernel_release_has_a_version() {
-        for (release, expected) in [("6.18.44-fc-v669", (6, 18)), ("6.9.0", (6, 9)), ("5.10.0-8-amd64", (5, 10))] {
+        for (release, expected) in
+            [("6.18.44-fc-v669", (6, 18)), ("6.9.0", (6, 9)), ("5.10.0-8-amd64", (5, 10))]
+        {
             assert_eq!(version(release), Some(expected));
         }
         assert_eq!(version("unknown"), None);

@@ -80,7 +80,7 @@ impl StorageProcess {
         let socket = config.runtime_dir.join("storaged.sock");
         let launch = Launch { command, socket: socket.clone(), log: directory.join("storaged.log") };
         let running = launch.find_or_start().await?;
-        let storage = storage_client(&socket).await?;
+        let storage = Arc::new(storaged::Client::connect(&socket).await?);
         let (stopping, stop) = watch::channel(false);
         let supervisor = tokio::spawn(supervise(launch, running, stop));
         Ok(Self { socket, storage, stopping, supervisor })
@@ -95,18 +95,24 @@ impl StorageProcess {
         self.supervisor.abort();
     }
 
-    /// Ends the daemon, its mount and its keeper. A daemon that still has devices stays, and is warned about.
-    pub(super) async fn stop(self) {
+    /// Ends the daemon, its mount and its keeper. A daemon that still has devices stays, and false is answered.
+    pub(super) async fn stop(mut self) -> bool {
         self.stopping.send_replace(true);
         let asked = async { storaged::Client::connect(&self.socket).await?.shutdown(false).await };
         if let Err(error) = asked.await {
             tracing::warn!(%error, "the storage daemon does not end");
             self.supervisor.abort();
-            return;
+            return false;
         }
-        if tokio::time::timeout(STOP_TIMEOUT, self.supervisor).await.is_err() {
-            tracing::warn!("the storage daemon has not ended after {} s and is left alone", STOP_TIMEOUT.as_secs());
+        let ended = tokio::time::timeout(STOP_TIMEOUT, &mut self.supervisor).await.is_ok();
+        if !ended {
+            tracing::warn!(
+                "the storage daemon has not ended after {} s and is left alone",
+                STOP_TIMEOUT.as_secs()
+            );
+            self.supervisor.abort();
         }
+        ended
     }
 }
 
@@ -153,7 +159,11 @@ impl Launch {
             if Instant::now() > deadline {
                 // It would come up later and hold what the next try needs.
                 let _ = child.kill().await;
-                bail!("the storage daemon does not answer after {} s:\n{}", START_TIMEOUT.as_secs(), self.log_tail());
+                bail!(
+                    "the storage daemon does not answer after {} s:\n{}",
+                    START_TIMEOUT.as_secs(),
+                    self.log_tail()
+                );
             }
             tokio::time::sleep(POLL).await;
         }
@@ -206,5 +216,6 @@ fn watch_process(process_id: u32) -> anyhow::Result<AsyncFd<OwnedFd>> {
     let context = || format!("watch the storage daemon (process {process_id})");
     let process = i32::try_from(process_id).ok().and_then(Pid::from_raw).with_context(context)?;
     let descriptor = pidfd_open(process, PidfdFlags::NONBLOCK).with_context(context)?;
-    AsyncFd::new(descriptor).with_context(context)
+    // SAFETY: the descriptor is this `OwnedFd`'s own, is never replaced, and stays open inside the `AsyncFd`.
+    unsafe { AsyncFd::register(descriptor) }.map_err(std::io::Error::from).with_context(context)
 }

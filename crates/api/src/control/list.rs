@@ -67,7 +67,7 @@ impl Filter {
             match &*name {
                 "metadata" => filter.metadata = metadata(&value)?,
                 "state" => {
-                    states.extend(value.split(',').filter(|state| !state.is_empty()).map(str::to_owned))
+                    states.extend(value.split(',').filter(|state| !state.is_empty()).map(str::to_owned));
                 }
                 "limit" => filter.limit = Some(limit(&value)?),
                 "nextToken" if !value.is_empty() => filter.after = Some(Position::parse(&value)?),

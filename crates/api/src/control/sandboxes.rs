@@ -154,7 +154,7 @@ pub(crate) async fn metrics(
         timestamp,
         timestamp_unix: metrics.ts,
         cpu_count: metrics.cpu_count,
-        cpu_used_pct: metrics.cpu_used_pct,
+        cpu_used_pct: f64::from(metrics.cpu_used_pct),
         mem_used: metrics.mem_used,
         mem_total: metrics.mem_total,
         mem_cache: metrics.mem_cache,

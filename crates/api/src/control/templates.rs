@@ -120,7 +120,7 @@ fn listed(record: TemplateRecord) -> ListedTemplate {
         last_spawned_at: record.last_spawned_at,
         spawn_count: record.spawn_count,
         build_count: record.build_count,
-        envd_version: sandbox::ENVD_VERSION.to_owned(),
+        envd_version: protocol::envd::ENVD_VERSION.to_owned(),
         build_status: "ready".to_owned(),
     }
 }

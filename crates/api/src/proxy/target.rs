@@ -36,7 +36,7 @@ pub(super) fn of(request: &Request, domain: Option<&str>) -> Option<Result<Targe
         .or_else(|| from_path(&path_and_query))?;
     Some(named.and_then(|(sandbox_id, port, path_and_query)| {
         let target = Target { sandbox_id, port: parse_port(&port)?, path_and_query };
-        if target.port == sandbox::ENVD_PORT && is_internal(target.path_and_query.path()) {
+        if target.port == protocol::envd::ENVD_PORT && is_internal(target.path_and_query.path()) {
             return Err(ProxyError::Internal);
         }
         Ok(target)

@@ -10,11 +10,11 @@ use tokio::process::Command;
 const UUID: &str = "61656e76-6578-4434-8000-000000000001";
 
 /// No journal: a layer is only written here, in one go, and a virtual machine's crash consistency is that of its
-/// snapshot. No `resize_inode`: its reserved blocks would cost megabytes in every image, and the kernel grows a
-/// file system without it (it converts to `meta_bg`). Checksums on everything, which also lets unused block groups stay
-/// unwritten.
-const FEATURES: &str = "none,filetype,ext_attr,dir_index,dir_nlink,extent,64bit,flex_bg,sparse_super,large_file,huge_file,\
-     extra_isize,metadata_csum";
+/// snapshot. `meta_bg` instead of `resize_inode`: a file system that can grow without the megabytes that inode would
+/// reserve in every image. Checksums on everything, which also lets unused block groups stay unwritten. Together an
+/// empty file system of 64 GiB is less than 400 KiB of blocks.
+const FEATURES: &str = "none,filetype,ext_attr,dir_index,dir_nlink,extent,64bit,flex_bg,meta_bg,sparse_super,large_file,\
+     huge_file,extra_isize,metadata_csum";
 
 /// The disk is a fresh sparse one, so inode tables need not be zeroed now, nor later by the kernel in the guest. The
 /// last option is known from e2fsprogs 1.47 on.

@@ -26,9 +26,9 @@ impl Pax {
     /// Takes the records of one extended header; later records win.
     pub(super) fn read(&mut self, mut records: &[u8]) -> Result<(), String> {
         while !records.is_empty() {
-            let (key, value, rest) = split_record(records)?;
-            self.take(key, value)?;
-            records = rest;
+            let record = Record::first(records)?;
+            self.take(record.key, record.value)?;
+            records = &records[record.bytes..];
         }
         Ok(())
     }
@@ -65,20 +65,30 @@ fn optional<T>(present: bool, parse: impl FnOnce() -> Result<T, String>) -> Resu
     present.then(parse).transpose()
 }
 
-/// The first record of `records`: key, value, and what follows.
-fn split_record(records: &[u8]) -> Result<(&[u8], &[u8], &[u8]), String> {
-    let malformed = || "a record of its pax header is malformed".to_owned();
-    // The length counts itself; ten digits are more than any header may have.
-    let space = records.iter().take(11).position(|&byte| byte == b' ').ok_or_else(malformed)?;
-    let length = usize::try_from(decimal("record length", &records[..space])?).map_err(|_| malformed())?;
-    let record = records.get(space + 1..length).ok_or_else(malformed)?;
-    let record = record.strip_suffix(b"\n").ok_or_else(malformed)?;
-    let equals = record.iter().position(|&byte| byte == b'=').ok_or_else(malformed)?;
-    let (key, value) = (&record[..equals], &record[equals + 1..]);
-    if key.is_empty() || key.contains(&0) {
-        return Err(malformed());
+/// One record.
+struct Record<'a> {
+    key: &'a [u8],
+    value: &'a [u8],
+    /// Bytes of the whole record.
+    bytes: usize,
+}
+
+impl<'a> Record<'a> {
+    /// The first of `records`.
+    fn first(records: &'a [u8]) -> Result<Self, String> {
+        let malformed = || "a record of its pax header is malformed".to_owned();
+        // The length counts itself; ten digits are more than any header may have.
+        let space = records.iter().take(11).position(|&byte| byte == b' ').ok_or_else(malformed)?;
+        let bytes = usize::try_from(decimal("record length", &records[..space])?).map_err(|_| malformed())?;
+        let record = records.get(space + 1..bytes).ok_or_else(malformed)?;
+        let record = record.strip_suffix(b"\n").ok_or_else(malformed)?;
+        let equals = record.iter().position(|&byte| byte == b'=').ok_or_else(malformed)?;
+        let (key, value) = (&record[..equals], &record[equals + 1..]);
+        if key.is_empty() || key.contains(&0) {
+            return Err(malformed());
+        }
+        Ok(Self { key, value, bytes })
     }
-    Ok((key, value, &records[length..]))
 }
 
 /// A decimal number without sign.

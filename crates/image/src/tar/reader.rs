@@ -264,7 +264,8 @@ impl<R: BufRead> TarReader<R> {
                 if runs.len() > SPARSE_RUNS {
                     return Err(refuse(format!("its sparse map has more than {SPARSE_RUNS} entries")));
                 }
-                let extension = self.read_block()?.ok_or(TarError::Io(ErrorKind::UnexpectedEof.into()))?;
+                let extension =
+                    self.read_block()?.ok_or_else(|| TarError::Io(ErrorKind::UnexpectedEof.into()))?;
                 more = read_gnu_entries(&extension, false, &mut runs).map_err(refuse)?;
             }
             return Ok((Some(runs), Some(real_size)));
@@ -292,7 +293,7 @@ impl<R: BufRead> TarReader<R> {
             if self.data_left < BLOCK_BYTES as u64 {
                 return Err(refuse("its sparse map is cut off".to_owned()));
             }
-            let block = self.read_block()?.ok_or(TarError::Io(ErrorKind::UnexpectedEof.into()))?;
+            let block = self.read_block()?.ok_or_else(|| TarError::Io(ErrorKind::UnexpectedEof.into()))?;
             self.data_left -= BLOCK_BYTES as u64;
             for byte in block {
                 if numbers.len() == wanted {

@@ -168,6 +168,8 @@ fn sync(mount_point: &Path) -> Result<(), Outcome> {
         if error == rustix::io::Errno::NOSPC {
             return Outcome::DiskFull { member: "(delayed writes)".to_owned() };
         }
-        Outcome::Failed { reason: format!("writing the scratch disk: {error}") }
+        Outcome::Failed {
+            reason: format!("writing the scratch disk: {error}; the host's own disk may be full"),
+        }
     })
 }

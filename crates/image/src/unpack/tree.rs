@@ -207,7 +207,7 @@ impl Tree {
             }
             walked.push((next_path, next));
         }
-        walked.pop().map(|(_, fd)| fd).ok_or(failed(Errno::NOENT))
+        walked.pop().map(|(_, fd)| fd).ok_or_else(|| failed(Errno::NOENT))
     }
 }
 

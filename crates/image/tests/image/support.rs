@@ -1,6 +1,7 @@
 //! What the tests of this crate share: scratch disks on plain files, an importer, tar archives with any content, and
 //! looking into a converted layer.
 
+pub(crate) mod http;
 pub(crate) mod layout;
 pub(crate) mod mounted;
 pub(crate) mod tar;

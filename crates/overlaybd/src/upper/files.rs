@@ -131,6 +131,7 @@ impl Upper {
             Engine::Sparse { .. } => {
                 let file_bytes = SECTION_BYTES + virtual_size_bytes;
                 self.data.set_len(file_bytes).map_err(UpperError::file("extend", data_path))?;
+                sparse::check_holes(&self.data, data_path, file_bytes)?;
             }
             Engine::Append { journal, .. } => {
                 let header = index_header(&self.header).encode();

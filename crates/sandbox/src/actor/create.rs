@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use network::{GUEST_MAC, Slot};
+use protocol::envd::InitRequest;
 use tokio::time::Instant;
 use vmm::{Disk, Machine, MachineConfig, NetworkInterface};
 
 use super::{Actor, EndReason, Live, State, requested};
-use crate::{DeviceRequest, GuestInit};
+use crate::DeviceRequest;
 
 /// First and longest limit of one connection attempt while the guest boots.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -28,7 +29,7 @@ impl Actor {
         let shared = self.shared.clone();
         let _turn = tokio::select! {
             turn = shared.create_turns.acquire() => turn.map_err(|_| EndReason::NodeStops)?,
-            reason = self.cut_short(deadline, "waiting for its turn") => return Err(reason),
+            reason = self.cut_short(deadline, EndReason::NoTurn) => return Err(reason),
         };
         let waited = begun.elapsed();
 
@@ -134,6 +135,7 @@ impl Actor {
         slot: &Slot,
         deadline: Instant,
     ) -> Result<(), EndReason> {
+        let too_late = self.too_late("the guest was starting");
         let guest = self.shared.parts.guest.clone();
         let address = slot.host_side_guest_address;
         let answered = async {
@@ -147,7 +149,7 @@ impl Actor {
         tokio::select! {
             () = answered => Ok(()),
             () = machine.wait() => Err(console_failure(machine, "its machine ended while the guest was starting")),
-            reason = self.cut_short(deadline, "the guest was starting") => Err(match reason {
+            reason = self.cut_short(deadline, too_late) => Err(match reason {
                 EndReason::CreateFailed(reason) => console_failure(machine, &reason),
                 other => other,
             }),
@@ -155,23 +157,19 @@ impl Actor {
     }
 
     async fn init_guest(&self, machine: &Arc<dyn Machine>, slot: &Slot) -> Result<(), EndReason> {
-        let mut env_vars = self.spec.env.clone();
-        env_vars.extend([
-            ("E2B_SANDBOX".to_owned(), "true".to_owned()),
-            ("E2B_SANDBOX_ID".to_owned(), self.id.to_string()),
-            ("E2B_TEMPLATE_ID".to_owned(), self.spec.template_id.clone()),
-        ]);
-        let mut init = GuestInit {
-            env_vars,
-            access_token: self.spec.access_token.clone(),
-            timestamp: self.shared.parts.clock.now(),
+        let mut init = InitRequest {
+            env_vars: Some(self.spec.env.clone()),
+            access_token: Some(self.spec.access_token.clone()),
+            timestamp: Some(self.shared.parts.clock.now().to_string()),
             default_user: self.spec.default_user.clone(),
             default_workdir: self.spec.default_workdir.clone(),
+            sandbox_id: Some(self.id.to_string()),
+            template_id: Some(self.spec.template_id.clone()),
         };
         let first = self.shared.parts.guest.init(slot.host_side_guest_address, &init).await;
         let Err(error) = first else { return Ok(()) };
         tracing::debug!(%error, "the guest daemon is asked to set up once more");
-        init.timestamp = self.shared.parts.clock.now();
+        init.timestamp = Some(self.shared.parts.clock.now().to_string());
         let second = self.shared.parts.guest.init(slot.host_side_guest_address, &init).await;
         second
             .map_err(|error| console_failure(machine, &format!("the guest daemon cannot be set up: {error}")))
@@ -188,13 +186,13 @@ impl Actor {
         if Instant::now() >= deadline { Err(self.too_late(step)) } else { Ok(()) }
     }
 
-    /// Waits for a reason to stop.
-    async fn cut_short(&mut self, deadline: Instant, step: &str) -> EndReason {
+    /// Waits for a reason to stop; `too_late` is the one when the deadline comes.
+    async fn cut_short(&mut self, deadline: Instant, too_late: EndReason) -> EndReason {
         tokio::select! {
             biased;
             () = requested(&mut self.kill) => EndReason::Killed,
             () = requested(&mut self.stopping) => EndReason::NodeStops,
-            () = tokio::time::sleep_until(deadline) => self.too_late(step),
+            () = tokio::time::sleep_until(deadline) => too_late,
         }
     }
 

@@ -126,13 +126,17 @@ async fn adopt(
     (record, resources, start)
 }
 
-async fn adopt_machine(shared: &Arc<Shared>, record: &SandboxRecord) -> Result<Arc<dyn vmm::Machine>, String> {
+async fn adopt_machine(
+    shared: &Arc<Shared>,
+    record: &SandboxRecord,
+) -> Result<Arc<dyn vmm::Machine>, String> {
     let unrecorded;
     let machine = match &record.machine {
         Some(machine) => machine,
         None => {
             let paths = shared.config.paths_of(&record.id);
-            let found = shared.parts.machines.find(record.id.as_str(), &paths.runtime, &paths.console_log).await;
+            let found =
+                shared.parts.machines.find(record.id.as_str(), &paths.runtime, &paths.console_log).await;
             unrecorded = found.map_err(|error| error.to_string())?.ok_or("it has no machine")?;
             &unrecorded
         }
@@ -185,7 +189,8 @@ async fn sweep(shared: &Arc<Shared>, devices: &HashSet<String>, known: &HashSet<
 
 async fn end_orphan_machine(shared: &Arc<Shared>, id: &SandboxId) -> Result<(), VmmError> {
     let paths = shared.config.paths_of(id);
-    let Some(machine) = shared.parts.machines.find(id.as_str(), &paths.runtime, &paths.console_log).await? else {
+    let Some(machine) = shared.parts.machines.find(id.as_str(), &paths.runtime, &paths.console_log).await?
+    else {
         return Ok(());
     };
     shared.parts.vmm.adopt(&machine).await?.kill().await?;

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use protocol::api::Timestamp;
+use protocol::envd::Metrics;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use super::{Node, Shared, template_key};
 use crate::actor::{self, Extension, Handle, Live, Resources, SetEnd, Start, State};
 use crate::record::{SandboxSpec, TemplateRecord};
-use crate::{GuestMetrics, SandboxError, SandboxId, console, random};
+use crate::{SandboxError, SandboxId, console, random};
 
 /// Most bytes of metadata, names and values together.
 const METADATA_BYTES_MAX: usize = 64 * 1024;
@@ -181,7 +182,7 @@ impl Node {
     }
 
     /// The guest's use of resources, now.
-    pub async fn metrics(&self, id: &str) -> Result<GuestMetrics, SandboxError> {
+    pub async fn metrics(&self, id: &str) -> Result<Metrics, SandboxError> {
         let handle = self.handle(id).ok_or_else(|| SandboxError::NotFound(id.to_owned()))?;
         let live = handle.live().ok_or_else(|| SandboxError::NotFound(id.to_owned()))?;
         let metrics = self.shared.parts.guest.metrics(live.guest, &handle.spec.access_token).await;
@@ -316,13 +317,18 @@ fn spec(
         default_user: content.image.user.as_deref().and_then(user_name).map(str::to_owned),
         default_workdir: content.image.working_dir.clone().filter(|path| !path.is_empty()),
         access_token,
-        envd_version: crate::ENVD_VERSION.to_owned(),
+        envd_version: protocol::envd::ENVD_VERSION.to_owned(),
     }
 }
 
-/// The user of an image's `USER`, which may name a group too.
+/// The user of an image's `USER`, which may name a group too. The guest daemon knows users by name; of a number only the
+/// name of user 0 is certain, and for others the daemon's own default is used.
 fn user_name(user: &str) -> Option<&str> {
-    user.split(':').next().filter(|name| !name.is_empty())
+    match user.split(':').next() {
+        Some("0") => Some("root"),
+        Some(name) if !name.is_empty() && !name.bytes().all(|byte| byte.is_ascii_digit()) => Some(name),
+        _ => None,
+    }
 }
 
 fn info(handle: &Handle, live: Live) -> SandboxInfo {
@@ -366,4 +372,18 @@ fn check_env(env: &BTreeMap<String, String>) -> Result<(), SandboxError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_of_an_image_is_a_name_or_left_to_the_guest() {
+        assert_eq!(user_name("user"), Some("user"));
+        assert_eq!(user_name("user:group"), Some("user"));
+        assert_eq!(user_name("0:0"), Some("root"));
+        assert_eq!(user_name("1000"), None);
+        assert_eq!(user_name(":group"), None);
+    }
 }

@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sandbox::{FindMachine, GuestDaemon, GuestError, GuestInit, GuestMetrics};
+use protocol::envd::{InitRequest, Metrics};
+use sandbox::{FindMachine, GuestDaemon, GuestError};
 use tokio::sync::watch;
 use vmm::{Machine, MachineConfig, MachineRecord, MachineStatistics, MachineStatus, Vmm, VmmError};
 
@@ -151,13 +152,13 @@ impl GuestDaemon for FakeGuest {
         Err(self.error(guest, "silent".to_owned()))
     }
 
-    async fn init(&self, guest: Ipv4Addr, init: &GuestInit) -> Result<(), GuestError> {
-        assert_eq!(init.access_token.len(), 64);
+    async fn init(&self, guest: Ipv4Addr, init: &InitRequest) -> Result<(), GuestError> {
+        assert_eq!(init.access_token.as_ref().unwrap().len(), 64);
         self.0.creating.fetch_sub(1, Ordering::Relaxed);
         self.0.pass(Step::Init).await.map_err(|reason| self.error(guest, reason))
     }
 
-    async fn metrics(&self, _guest: Ipv4Addr, _access_token: &str) -> Result<GuestMetrics, GuestError> {
-        Ok(GuestMetrics { ts: 1_788_000_000, cpu_count: 2, mem_total: 512 << 20, ..GuestMetrics::default() })
+    async fn metrics(&self, _guest: Ipv4Addr, _access_token: &str) -> Result<Metrics, GuestError> {
+        Ok(Metrics { ts: 1_788_000_000, cpu_count: 2, mem_total: 512 << 20, ..Metrics::default() })
     }
 }

@@ -38,8 +38,15 @@ pub enum Step {
 
 impl Step {
     /// The steps of a creation, in order.
-    pub const CREATION: [Self; 7] =
-        [Self::CreateDevice, Self::AcquireSlot, Self::OpenTap, Self::Boot, Self::Booted, Self::Health, Self::Init];
+    pub const CREATION: [Self; 7] = [
+        Self::CreateDevice,
+        Self::AcquireSlot,
+        Self::OpenTap,
+        Self::Boot,
+        Self::Booted,
+        Self::Health,
+        Self::Init,
+    ];
     /// The steps of a removal, in order.
     pub const REMOVAL: [Self; 3] = [Self::Kill, Self::CloseDevice, Self::ReleaseSlot];
 }

@@ -51,7 +51,7 @@ impl RuntimeFiles {
                 Ok(()) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 Err(error) => {
-                    tracing::warn!(path = %path.display(), %error, "cannot remove a machine's file")
+                    tracing::warn!(path = %path.display(), %error, "cannot remove a machine's file");
                 }
             }
         }

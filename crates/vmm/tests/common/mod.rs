@@ -15,7 +15,7 @@ use vmm::qemu::{Qemu, QemuConfig};
 use vmm::{Disk, MachineConfig};
 
 /// Far more than a boot takes, also when several run at once on a busy host.
-pub const BOOT_LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const BOOT_LIMIT: Duration = Duration::from_secs(60);
 
 const BUSYBOX: &str = "/bin/busybox";
 
@@ -40,12 +40,12 @@ fn assets() -> &'static Assets {
 }
 
 /// What guests start from: the prepared initramfs, followed by an archive that replaces its init.
-pub struct Guest {
-    pub kernel: PathBuf,
-    pub initramfs: PathBuf,
+pub(crate) struct Guest {
+    pub(crate) kernel: PathBuf,
+    pub(crate) initramfs: PathBuf,
 }
 
-pub fn guest() -> &'static Guest {
+pub(crate) fn guest() -> &'static Guest {
     static MADE: OnceLock<(Guest, TempDir)> = OnceLock::new();
     let (guest, _) = MADE.get_or_init(|| {
         let directory = tempfile::tempdir().unwrap();
@@ -63,17 +63,17 @@ pub fn guest() -> &'static Guest {
 }
 
 /// A driver as it is configured by default.
-pub fn qemu() -> Qemu {
+pub(crate) fn qemu() -> Qemu {
     Qemu::new(QemuConfig::default()).unwrap()
 }
 
 /// Directories and disks of one machine.
-pub struct Place {
-    pub directory: TempDir,
+pub(crate) struct Place {
+    pub(crate) directory: TempDir,
 }
 
 impl Place {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let directory = tempfile::Builder::new().prefix("vmm-test-").tempdir().unwrap();
         std::fs::create_dir(directory.path().join("run")).unwrap();
         for (name, bytes) in [("tools.img", 1 << 20), ("user.img", 2 << 20)] {
@@ -82,20 +82,20 @@ impl Place {
         Self { directory }
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    pub fn runtime(&self) -> PathBuf {
+    pub(crate) fn runtime(&self) -> PathBuf {
         self.path("run")
     }
 
-    pub fn console_log(&self) -> PathBuf {
+    pub(crate) fn console_log(&self) -> PathBuf {
         self.path("console.log")
     }
 
     /// A machine with both disks, without network.
-    pub fn config(&self, mode: &str) -> MachineConfig {
+    pub(crate) fn config(&self, mode: &str) -> MachineConfig {
         MachineConfig {
             id: "test".to_owned(),
             vcpus: 1,
@@ -114,7 +114,7 @@ impl Place {
     }
 
     /// Fails when a file of the machine or a process that names its directory is left.
-    pub fn assert_nothing_left(&self) {
+    pub(crate) fn assert_nothing_left(&self) {
         let files: Vec<_> =
             std::fs::read_dir(self.runtime()).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert!(files.is_empty(), "left: {files:?}");
@@ -129,7 +129,7 @@ impl Place {
     }
 
     /// Processes that have the machine's directory on their command line, zombies excluded.
-    pub fn processes(&self) -> Vec<u32> {
+    pub(crate) fn processes(&self) -> Vec<u32> {
         let directory = self.runtime().into_os_string().into_encoded_bytes();
         let mut found = Vec::new();
         for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -144,7 +144,7 @@ impl Place {
 }
 
 /// Children of this process that ended and were not reaped.
-pub fn zombies() -> Vec<String> {
+pub(crate) fn zombies() -> Vec<String> {
     let own = std::process::id().to_string();
     let output = Command::new("ps").args(["--ppid", &own, "-o", "stat=,pid=,comm="]).output().unwrap();
     String::from_utf8_lossy(&output.stdout)

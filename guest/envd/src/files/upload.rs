@@ -78,9 +78,9 @@ fn prepare(daemon: &Daemon, request: &Request) -> Result<Receiver, Failure> {
     let format = match media_type.as_str() {
         "multipart/form-data" => {
             let message = "the content type multipart/form-data has no usable boundary";
-            Format::Multipart(
-                Parser::for_content_type(content_type).ok_or_else(|| Failure::bad_request(message))?,
-            )
+            let parser =
+                Parser::for_content_type(content_type).ok_or_else(|| Failure::bad_request(message))?;
+            Format::Multipart(Box::new(parser))
         }
         "application/octet-stream" if writer.path.is_none() => {
             return Err(Failure::bad_request(
@@ -137,7 +137,7 @@ async fn receive(receiver: Receiver, body: &mut Incoming) -> Result<Vec<WrittenF
 
 enum Format {
     Raw,
-    Multipart(Parser),
+    Multipart(Box<Parser>),
 }
 
 struct Receiver {
@@ -154,7 +154,7 @@ impl Receiver {
             match (pieces.blocking_recv(), &mut self.format) {
                 (Some(Piece::Content(bytes)), Format::Raw) => self.writer.content(&bytes)?,
                 (Some(Piece::Content(bytes)), Format::Multipart(parser)) => {
-                    parser.push(&bytes, &mut self.writer)?
+                    parser.push(&bytes, &mut self.writer)?;
                 }
                 (Some(Piece::End), Format::Raw) => {
                     self.writer.end()?;

@@ -16,6 +16,10 @@ pub(crate) fn make_directories(path: &Path, user: &User) -> io::Result<()> {
             Ok(()) => chown(directory, Some(user.uid), Some(user.gid))?,
             // Another request was faster.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => {}
+            // A file stands where a directory is needed.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(io::ErrorKind::NotADirectory.into());
+            }
             Err(error) => return Err(error),
         }
     }

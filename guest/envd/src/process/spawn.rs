@@ -7,7 +7,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use std::ptr;
 
 use super::ProcessLimits;
@@ -103,7 +103,7 @@ pub(super) fn spawn(command: &Command, streams: &Streams<'_>) -> Result<Handle, 
     let environment = pointers(&command.environment);
     let limit = |value: Option<u64>| value.unwrap_or(libc::RLIM_INFINITY);
     let (streams, is_terminal) = match streams {
-        Streams::Pipes { stdin, stdout, stderr } => ([stdin, stdout, stderr].map(|fd| fd.as_raw_fd()), false),
+        Streams::Pipes { stdin, stdout, stderr } => ([stdin, stdout, stderr].map(AsRawFd::as_raw_fd), false),
         Streams::Terminal(terminal) => ([terminal.as_raw_fd(); 3], true),
     };
     let mut shared = Shared {

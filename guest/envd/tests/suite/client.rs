@@ -88,7 +88,7 @@ impl Request {
                 answer.body = vec![0; length.parse().unwrap()];
                 reader.read_exact(&mut answer.body).unwrap();
             }
-            None if answer.status != 204 => {
+            None if answer.status != 204 && answer.status != 304 => {
                 while let Some(chunk) = read_chunk(&mut reader) {
                     answer.body.extend_from_slice(&chunk);
                 }
@@ -104,7 +104,14 @@ impl Request {
         let head = read_head(&mut reader);
         assert_eq!(head.status, 200, "{head:?}");
         assert_eq!(head.header("content-type"), Some("application/connect+json"));
-        Stream { reader, decoder: EnvelopeDecoder::new(1 << 20), error: None, chunks_ended: false }
+        let mut decoder = EnvelopeDecoder::new(1 << 20);
+        // A stream whose whole content is known from the start may come with a length.
+        let has_length = head.header("content-length").map(|length| {
+            let mut body = vec![0; length.parse().unwrap()];
+            reader.read_exact(&mut body).unwrap();
+            decoder.push(&body);
+        });
+        Stream { reader, decoder, error: None, is_chunked: has_length.is_none() }
     }
 }
 
@@ -163,7 +170,7 @@ pub(crate) struct Stream {
     reader: BufReader<TcpStream>,
     decoder: EnvelopeDecoder,
     error: Option<Value>,
-    chunks_ended: bool,
+    is_chunked: bool,
 }
 
 impl Stream {
@@ -174,17 +181,18 @@ impl Stream {
                 if envelope.is_end() {
                     let message: Value = serde_json::from_slice(&envelope.message).unwrap();
                     self.error = message.get("error").cloned();
+                    let rest = if self.is_chunked { read_chunk(&mut self.reader) } else { None };
                     assert!(
-                        read_chunk(&mut self.reader).is_none(),
+                        rest.is_none() && !self.decoder.has_partial(),
                         "something follows the end of the stream"
                     );
-                    self.chunks_ended = true;
                     return None;
                 }
                 let message: EventMessage = serde_json::from_slice(&envelope.message).unwrap();
                 return Some(message.event.unwrap());
             }
-            let chunk = read_chunk(&mut self.reader).expect("the stream ends without an end message");
+            let chunk = if self.is_chunked { read_chunk(&mut self.reader) } else { None };
+            let chunk = chunk.expect("the stream ends without an end message");
             self.decoder.push(&chunk);
         }
     }

@@ -36,9 +36,11 @@ impl Progress {
                 }
             }
             Self::Bars { screen, bars } => {
-                let key = (step.layer_index, step.layer_digest.clone());
+                let is_image = step.layer_digest.is_empty();
+                // One line for the image, whatever its steps are numbered.
+                let key = (if is_image { 0 } else { step.layer_index }, step.layer_digest.clone());
                 if !bars.contains_key(&key) && bars.len() < MAX_BARS {
-                    bars.insert(key.clone(), screen.add(bar()));
+                    bars.insert(key.clone(), screen.add(bar(is_image)));
                 }
                 let Some(bar) = bars.get(&key) else { return };
                 bar.set_message(label(step));
@@ -60,10 +62,12 @@ impl Drop for Progress {
     }
 }
 
-fn bar() -> ProgressBar {
+/// The image as a whole has steps, but no size.
+fn bar(is_image: bool) -> ProgressBar {
     let bar = ProgressBar::new(0);
+    let template = if is_image { "{msg}" } else { "{msg:44} {bar:30} {bytes:>10} / {total_bytes:10}" };
     // A template without unknown keys is always accepted; without it the bar has indicatif's own look.
-    if let Ok(style) = ProgressStyle::with_template("{msg:44} {bar:30} {bytes:>10} / {total_bytes:10}") {
+    if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style.progress_chars("━━ "));
     }
     bar

@@ -13,8 +13,6 @@ pub(crate) struct Entry {
     pub(crate) data: Vec<u8>,
     /// pax records put before the header.
     pub(crate) pax: Vec<(Vec<u8>, Vec<u8>)>,
-    /// The size field, when it shall not be the length of the data.
-    pub(crate) size: Option<u64>,
 }
 
 pub(crate) fn entry(kind: u8, name: &str) -> Entry {
@@ -24,7 +22,7 @@ pub(crate) fn entry(kind: u8, name: &str) -> Entry {
     block[..entry_name.len()].copy_from_slice(&entry_name);
     block[156] = kind;
     block[257..265].copy_from_slice(b"ustar\x0000");
-    let mut entry = Entry { block, data: Vec::new(), pax: Vec::new(), size: None };
+    let mut entry = Entry { block, data: Vec::new(), pax: Vec::new() };
     if name.len() > 100 {
         entry = entry.pax("path", name);
     }
@@ -96,12 +94,6 @@ impl Entry {
         self
     }
 
-    /// Claims a size that the data does not have.
-    pub(crate) fn claim(mut self, size: u64) -> Self {
-        self.size = Some(size);
-        self
-    }
-
     fn bytes(mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         if !self.pax.is_empty() {
@@ -111,7 +103,7 @@ impl Entry {
             }
             bytes = entry(b'x', "pax").data(&records).bytes();
         }
-        let size = self.size.unwrap_or(self.data.len() as u64);
+        let size = self.data.len() as u64;
         let mut entry = self.number(124..136, size);
         entry.block[148..156].fill(b' ');
         let sum: u32 = entry.block.iter().map(|&byte| u32::from(byte)).sum();
