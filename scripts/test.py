@@ -12,6 +12,7 @@ published Python SDKs and the newest JavaScript one, against a lab that all of t
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -31,6 +32,7 @@ CARGO = os.environ.get("CARGO", "cargo")
 RUST_TIMEOUT_S = 1500
 BUILD_TIMEOUT_S = 2400
 SUITE_TIMEOUT_S = 1200
+INTERRUPT_PATIENCE_S = 60
 
 _RUST_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
 
@@ -64,8 +66,13 @@ def stream(command: Sequence[str | Path], *, timeout_s: float, env: Mapping[str,
         text=True,
         errors="replace",
     )
-    overdue = threading.Timer(timeout_s, process.kill)
-    overdue.start()
+    # An interrupt first: it lets a test runner take down the nodes it started.
+    overdue = [
+        threading.Timer(timeout_s, process.send_signal, [signal.SIGINT]),
+        threading.Timer(timeout_s + INTERRUPT_PATIENCE_S, process.kill),
+    ]
+    for timer in overdue:
+        timer.start()
     lines = []
     try:
         for line in process.stdout or ():
@@ -73,7 +80,8 @@ def stream(command: Sequence[str | Path], *, timeout_s: float, env: Mapping[str,
             lines.append(line.rstrip("\n"))
         status = process.wait()
     finally:
-        overdue.cancel()
+        for timer in overdue:
+            timer.cancel()
         if process.poll() is None:
             process.kill()
             process.wait()

@@ -139,8 +139,10 @@ class Node:
 
     # -- the process ------------------------------------------------------------------------------------------------
 
-    def _environment(self) -> dict[str, str]:
-        return dict(os.environ, **{leftovers.RUN_VARIABLE: self.scope.run_token})
+    def environment(self) -> dict[str, str]:
+        # The command line obeys the SDKs' variables, which in a test's process name the lab's shared node.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("E2B_")}
+        return dict(inherited, **{leftovers.RUN_VARIABLE: self.scope.run_token})
 
     def start(self) -> "Node":
         """Starts `aenv serve` and returns when its health endpoint answers."""

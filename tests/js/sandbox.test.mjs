@@ -177,7 +177,7 @@ describe('several sandboxes', { timeout: 300_000 }, () => {
     assert.equal(await sandbox.kill(), false)
     assert.equal(await sandbox.isRunning(), false)
     await assert.rejects(sandbox.commands.run('true'), (error) => {
-      assert.ok(error instanceof TimeoutError, `${error}`)
+      assert.match(error.message, /not running|killed|timeout/)
       return true
     })
     await assert.rejects(sandbox.getInfo(), NotFoundError)

@@ -32,7 +32,9 @@ SUBCOMMANDS = (
 @pytest.fixture(scope="module")
 def started(node):
     """A sandbox made by `aenv start -d`."""
-    sandbox_id = json.loads(node.aenv("start", "agent", "-d", "--timeout", "900", "--name", "cli").stdout)["sandboxID"]
+    sandbox_id = json.loads(node.aenv("--json", "start", "agent", "-d", "--timeout", "900", "--name", "cli").stdout)[
+        "sandboxID"
+    ]
     yield sandbox_id
     node.aenv("rm", sandbox_id, check=False)
 
@@ -240,17 +242,17 @@ def test_unreachable_node_is_named(node, tmp_path):
     config.write_text(
         re.sub(r"^listen = .*$", 'listen = "127.0.0.1:9"', node.config_path.read_text(), flags=re.MULTILINE)
     )
-    result = subprocess.run([AENV, "--config", config, "ls"], capture_output=True, timeout=30)
+    result = subprocess.run([AENV, "--config", config, "ls"], capture_output=True, timeout=30, env=node.environment())
     assert result.returncode != 0
     assert b"127.0.0.1:9" in result.stderr
 
 
 def test_misspelt_configuration_is_refused(node, tmp_path):
     config = tmp_path / "aenv.toml"
-    config.write_text(node.config_path.read_text().replace("listen =", "listen ="))
-    result = subprocess.run([AENV, "--config", config, "ls"], capture_output=True, timeout=30)
+    config.write_text(node.config_path.read_text().replace("listen =", "lisen ="))
+    result = subprocess.run([AENV, "--config", config, "ls"], capture_output=True, timeout=30, env=node.environment())
     assert result.returncode != 0
-    assert b"listen" in result.stderr
+    assert b"lisen" in result.stderr
 
 
 PROMPT = re.compile(rb"[$#] (\x1b\[\S*)*$")

@@ -1,6 +1,7 @@
 """Images: layers on top of each other, sharing, odd ones, other sources, and refusals."""
 
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -158,6 +159,7 @@ def test_resolver_works_although_the_link_in_the_image_dangles(node, pulled, cre
 @pytest.mark.timeout(240)
 def test_sources_that_are_files(node, create, tmp_path):
     image = images.tiny()
+    image.layers[0].compression = "gzip"  # Docker's archives know no zstd
     oci.write_layout(image, tmp_path / "layout", "latest")
     archive, rootfs = tmp_path / "image.tar", tmp_path / "rootfs.tar"
     run(["skopeo", "--insecure-policy", "copy", f"oci:{tmp_path}/layout:latest", f"docker-archive:{archive}:t:latest"])
@@ -211,8 +213,13 @@ def test_template_name_that_cannot_be(node, lab, name):
 
 
 def _damaged_layout(folder, *, damage):
-    """An OCI layout of the tiny image whose layer blob was changed by `damage` without telling the manifest."""
-    oci.write_layout(images.tiny(), folder, "latest")
+    """An OCI layout whose layer blob was changed by `damage` without telling the manifest.
+
+    The content is random: a layer that the node has already is not read again, damaged or not.
+    """
+    tar = oci.LayerTar()
+    tar.file("random", os.urandom(100_000))
+    oci.write_layout(oci.Image([oci.Layer(tar.bytes(), "gzip")]), folder, "latest")
     index = json.loads((folder / "index.json").read_text())
     manifest = json.loads(blob(folder, index["manifests"][0]["digest"]).read_bytes())
     layer = blob(folder, manifest["layers"][0]["digest"])
@@ -231,9 +238,10 @@ def blob(folder, digest: str):
 )
 def test_layer_that_is_not_what_its_digest_says_is_refused(node, tmp_path, damage):
     digest = _damaged_layout(tmp_path / "layout", damage=damage)
-    error = pull_error(node, source=f"oci:{tmp_path}/layout", name="damaged")
+    name = f"damaged-{digest.removeprefix('sha256:')[:12]}"
+    error = pull_error(node, source=f"oci:{tmp_path}/layout", name=name)
     assert digest.removeprefix("sha256:")[:12] in error["message"]
-    assert "damaged" not in [item["name"] for item in node.request("GET", "/aenv/v1/templates").json()]
+    assert name not in [item["name"] for item in node.request("GET", "/aenv/v1/templates").json()]
 
 
 def _hostile(kind: str) -> bytes:
