@@ -144,7 +144,13 @@ pub(crate) struct FileRange {
 impl FileRange {
     /// A whole file.
     pub(crate) fn open(path: &Path) -> Result<Self, ImageError> {
-        let file = File::open(path).map_err(ImageError::io("opening", path))?;
+        let file = File::open(path).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => ImageError::NotFound {
+                image: path.display().to_string(),
+                reason: "there is no such file on the node's machine".to_owned(),
+            },
+            _ => ImageError::Io { action: "opening", path: path.to_owned(), source },
+        })?;
         let metadata = file.metadata().map_err(ImageError::io("examining", path))?;
         if !metadata.is_file() {
             return Err(ImageError::Io {

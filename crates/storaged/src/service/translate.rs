@@ -97,7 +97,16 @@ fn image_code(error: &ImageError) -> Code {
     match error {
         ImageError::InvalidSource { .. }
         | ImageError::InvalidDigest { .. }
-        | ImageError::InvalidOption(_) => Code::InvalidArgument,
+        | ImageError::InvalidOption(_)
+        // What was named is there, but no disk can be made of it, here or anywhere.
+        | ImageError::WrongPlatform { .. }
+        | ImageError::NotARegistry { .. }
+        | ImageError::Unsupported { .. }
+        | ImageError::Damaged { .. }
+        | ImageError::DigestMismatch { .. }
+        | ImageError::SizeMismatch { .. }
+        | ImageError::LimitExceeded { .. }
+        | ImageError::Member { .. } => Code::InvalidArgument,
         ImageError::NotFound { .. } => Code::NotFound,
         ImageError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
             Code::ResourceExhausted
