@@ -39,7 +39,16 @@ pub(crate) async fn init(daemon: &Daemon, request: Request) -> Reply {
     // A repeated request that was delayed must not undo what a later one set.
     let is_stale = matches!((time, control.last_timestamp), (Some(time), Some(last)) if time < last);
     if !is_stale {
-        apply(&mut control, message, time);
+        let mut next = control.clone();
+        apply(&mut next, message, time);
+        // Remembered before it is answered: a daemon that is started again must not believe less than the node does.
+        if let Some(memory) = &daemon.memory
+            && let Err(error) = memory.remember(&next)
+        {
+            let reason = format!("the daemon cannot remember what it was told: {error}");
+            return reply::error(StatusCode::INTERNAL_SERVER_ERROR, reason);
+        }
+        *control = next;
     }
     drop(control);
     if let Some(time) = time.filter(|_| !is_stale && !daemon.options.keep_clock) {

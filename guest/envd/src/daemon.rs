@@ -8,8 +8,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use protocol::connect::{Code, RpcError};
+use serde::{Deserialize, Serialize};
 
 use crate::accounts::{self, User};
+use crate::memory::Memory;
 use crate::metrics::Meter;
 use crate::options::Options;
 use crate::process::{ProcessLimits, ProcessTable};
@@ -27,11 +29,13 @@ pub(crate) struct Daemon {
     pub(crate) null: OwnedFd,
     /// Limits the daemon was started with; commands get them back.
     pub(crate) original_limits: ProcessLimits,
+    /// Where `control` outlives this process.
+    pub(crate) memory: Option<Memory>,
     control: Mutex<Control>,
 }
 
 /// What the node told us.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Control {
     /// Whether there was any `/init`; before that nothing is served.
     pub(crate) initialised: bool,
@@ -52,13 +56,16 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Daemon {
     pub(crate) fn new(options: Options, original_limits: ProcessLimits) -> io::Result<Self> {
         let null = std::fs::File::open("/dev/null")?.into();
+        let memory = options.memory.as_deref().map(Memory::open).transpose()?;
+        let control = memory.as_ref().map(Memory::recall).transpose()?.flatten();
         Ok(Self {
             options,
             processes: ProcessTable::default(),
             meter: Meter::default(),
             null,
             original_limits,
-            control: Mutex::default(),
+            memory,
+            control: Mutex::new(control.unwrap_or_default()),
         })
     }
 

@@ -10,6 +10,7 @@ mod control;
 mod daemon;
 mod files;
 mod filesystem;
+mod memory;
 mod metrics;
 mod options;
 mod paths;

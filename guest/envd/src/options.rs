@@ -8,11 +8,13 @@ use protocol::envd::{ENVD_PORT, ENVD_VERSION};
 
 const USAGE: &str =
     "usage: aenv-envd [--listen ADDRESS:PORT] [--etc DIRECTORY] [--markers DIRECTORY] [--keep-clock]
+                 [--memory FILE]
 
   --listen     where to serve (default 0.0.0.0:49983)
   --etc        where passwd and group are (default /etc)
   --markers    where files that tell programs about the sandbox are written (default /run/e2b)
-  --keep-clock never set the system clock";
+  --keep-clock never set the system clock
+  --memory     where the token and the like are kept for the next start (default nowhere)";
 
 /// How the daemon runs. The defaults are right inside a guest; tests change them.
 #[derive(Debug, Clone)]
@@ -21,6 +23,7 @@ pub(crate) struct Options {
     pub(crate) etc: PathBuf,
     pub(crate) markers: PathBuf,
     pub(crate) keep_clock: bool,
+    pub(crate) memory: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -30,6 +33,7 @@ impl Default for Options {
             etc: PathBuf::from("/etc"),
             markers: PathBuf::from("/run/e2b"),
             keep_clock: false,
+            memory: None,
         }
     }
 }
@@ -52,6 +56,7 @@ impl Options {
                 }
                 Some("--etc") => options.etc = value("--etc")?.into(),
                 Some("--markers") => options.markers = value("--markers")?.into(),
+                Some("--memory") => options.memory = Some(value("--memory")?.into()),
                 Some("--keep-clock") => options.keep_clock = true,
                 Some("--version") => {
                     println!("{ENVD_VERSION}");

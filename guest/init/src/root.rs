@@ -25,11 +25,10 @@ pub(crate) fn enter_user_disk() -> Result<(), BootError> {
     wait_for_disk(USER_DISK)?;
     mounts::ensure_directory(Path::new(NEW_ROOT))
         .map_err(|source| BootError::Directory { path: NEW_ROOT, source })?;
-    mount(USER_DISK, NEW_ROOT, "ext4", MountFlags::empty(), None).map_err(|source| BootError::Mount {
-        what: "the user's disk (/dev/vdb, ext4)",
-        target: "/",
-        source,
-    })?;
+    // A disk that fails stops being written, rather than being carried on with as if nothing had happened.
+    mount(USER_DISK, NEW_ROOT, "ext4", MountFlags::empty(), Some(c"errors=remount-ro")).map_err(
+        |source| BootError::Mount { what: "the user's disk (/dev/vdb, ext4)", target: "/", source },
+    )?;
 
     let failed = |step| move |source: Errno| BootError::SwitchRoot { step, source };
     // The initramfs cannot be unmounted or pivoted away (it is the kernel's rootfs): empty it, then mount over it.

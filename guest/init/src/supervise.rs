@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::ptr;
@@ -26,7 +27,7 @@ pub(crate) fn require_daemon() -> Result<(), BootError> {
 
 /// Runs until a signal ends the machine.
 pub(crate) fn run(signals: &Signals) -> ! {
-    let mut daemon = Daemon::default();
+    let mut daemon = Daemon { memory: make_memory(), ..Daemon::default() };
     loop {
         daemon.start_when_due(signals);
         if let Some(ending) = signals.wait(daemon.time_until_start()) {
@@ -49,6 +50,8 @@ struct Daemon {
     running: Option<(Pid, Instant)>,
     start_at: Option<Instant>,
     backoff: Duration,
+    /// An unnamed file in which the daemon keeps its token and the like for the next one.
+    memory: Option<OwnedFd>,
 }
 
 impl Daemon {
@@ -56,7 +59,7 @@ impl Daemon {
         if self.running.is_some() || !self.time_until_start().is_none_or(|left| left.is_zero()) {
             return;
         }
-        match spawn_daemon(signals) {
+        match spawn_daemon(signals, self.memory.as_ref()) {
             Ok(pid) => {
                 console::log(format_args!("started {DAEMON}, pid {pid}"));
                 self.running = Some((pid, Instant::now()));
@@ -110,7 +113,17 @@ impl fmt::Display for Ended {
     }
 }
 
-fn spawn_daemon(signals: &Signals) -> io::Result<Pid> {
+/// Not closed on exec: the daemon, the only program started here, opens it through its own descriptor table, which only
+/// root may look into.
+fn make_memory() -> Option<OwnedFd> {
+    rustix::fs::memfd_create(c"aenv-envd", rustix::fs::MemfdFlags::empty())
+        .inspect_err(|error| {
+            console::log(format_args!("a restarted guest daemon will know no token: {error}"));
+        })
+        .ok()
+}
+
+fn spawn_daemon(signals: &Signals, memory: Option<&OwnedFd>) -> io::Result<Pid> {
     let original = signals.original;
     let mut command = Command::new(DAEMON);
     command
@@ -118,6 +131,9 @@ fn spawn_daemon(signals: &Signals) -> io::Result<Pid> {
         .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
         .env("HOME", "/root")
         .current_dir("/");
+    if let Some(memory) = memory {
+        command.arg("--memory").arg(format!("/proc/self/fd/{}", memory.as_raw_fd()));
+    }
     // SAFETY: sigprocmask is async-signal-safe and reads a mask owned by the closure.
     unsafe {
         command.pre_exec(move || {

@@ -53,6 +53,19 @@ fn init_may_be_repeated_and_only_who_knows_the_token_may_change_it() {
 }
 
 #[test]
+fn a_daemon_that_crashed_serves_its_owner_again_and_believes_nobody_else() {
+    let mut server = Server::start();
+    let body = json!({"accessToken": "secret", "envVars": {"A": "1"}});
+    assert_eq!(server.request("POST", "/init").json(&body).send().status, 204);
+    server.crash_and_restart();
+    let takeover = json!({"accessToken": "evil", "defaultUser": "root"});
+    assert_eq!(server.request("POST", "/init").json(&takeover).send().status, 401);
+    assert_eq!(server.request("GET", "/envs").header("X-Access-Token", "evil").send().status, 401);
+    let answer = server.request("GET", "/envs").header("X-Access-Token", "secret").send();
+    assert_eq!((answer.status, answer.to_json()), (200, json!({"A": "1"})));
+}
+
+#[test]
 fn an_older_init_does_not_undo_a_newer_one() {
     let server = Server::start();
     let now = SystemTime::now();

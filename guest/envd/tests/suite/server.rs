@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::os::unix::fs::{PermissionsExt as _, chown};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
@@ -21,6 +21,21 @@ pub(crate) struct Server {
     child: Child,
     pub(crate) address: SocketAddr,
     pub(crate) directory: tempfile::TempDir,
+}
+
+fn spawn(wrapper: &[&str], root: &Path) -> (Child, SocketAddr) {
+    let mut words: Vec<&str> = wrapper.to_vec();
+    words.push(env!("CARGO_BIN_EXE_aenv-envd"));
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).args(["--listen", "127.0.0.1:0", "--keep-clock"]).stdout(Stdio::piped());
+    for name in ["etc", "markers", "memory"] {
+        command.arg(format!("--{name}")).arg(root.join(name));
+    }
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().rsplit(' ').next().unwrap().parse().unwrap();
+    (child, address)
 }
 
 impl Server {
@@ -44,22 +59,16 @@ impl Server {
         std::fs::write(etc.join("passwd"), passwd).unwrap();
         let group = format!("root:x:0:\nuser:x:{USER_ID}:\nextra:x:{EXTRA_GROUP_ID}:other,user\n");
         std::fs::write(etc.join("group"), group).unwrap();
-
-        let mut words: Vec<&str> = wrapper.to_vec();
-        words.push(env!("CARGO_BIN_EXE_aenv-envd"));
-        let mut child = Command::new(words[0])
-            .args(&words[1..])
-            .args(["--listen", "127.0.0.1:0", "--keep-clock", "--etc"])
-            .arg(&etc)
-            .arg("--markers")
-            .arg(root.join("markers"))
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.trim().rsplit(' ').next().unwrap().parse().unwrap();
+        std::fs::write(root.join("memory"), "").unwrap();
+        let (child, address) = spawn(wrapper, root);
         Self { child, address, directory }
+    }
+
+    /// Ends the daemon as a crash would, and starts it again as the first process of a guest does.
+    pub(crate) fn crash_and_restart(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        (self.child, self.address) = spawn(&[], self.directory.path());
     }
 
     /// A daemon that was initialised without a token.
