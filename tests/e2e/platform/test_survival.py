@@ -1,11 +1,12 @@
 """SIGKILL to the node's processes while sandboxes run: nothing acknowledged is lost, and sandboxes go on."""
 
+import contextlib
 import os
 import signal
 import time
 
 import pytest
-from e2b import Sandbox
+from e2b import Sandbox, SandboxException
 
 WRITER = """
 i=0
@@ -44,6 +45,19 @@ def assert_no_io_error(node, sandbox) -> None:
     console = node.request("GET", f"/aenv/v1/sandboxes/{sandbox.sandbox_id}/console").body.decode(errors="replace")
     for sign in ("I/O error", "EXT4-fs error", "Buffer I/O", "Remounting filesystem read-only"):
         assert sign not in console, console[-2000:]
+
+
+@pytest.mark.timeout(120)
+def test_guest_daemon_that_was_killed_serves_its_owner_again_and_nobody_else(own_node, options):
+    sandbox = Sandbox.create(template="tiny", timeout=600, envs={"KEPT": "yes"}, **options)
+    with contextlib.suppress(SandboxException):
+        sandbox.commands.run("kill -9 $(pidof aenv-envd)", user="root")
+    wait_until(sandbox.is_running, 20, "the guest daemon did not come back")
+    assert sandbox.commands.run("echo $KEPT").stdout == "yes\n"
+    takeover = """{"accessToken": "evil", "defaultUser": "root"}"""
+    request = "POST /init HTTP/1.0\\r\\nContent-Type: application/json\\r\\nContent-Length: %d\\r\\n\\r\\n%s"
+    answer = sandbox.commands.run(f"printf '{request % (len(takeover), takeover)}' | nc 127.0.0.1 49983").stdout
+    assert answer.startswith("HTTP/1.0 401") or answer.startswith("HTTP/1.1 401"), answer
 
 
 @pytest.mark.timeout(240)
