@@ -53,6 +53,36 @@ impl fmt::Debug for Credentials {
     }
 }
 
+impl Credentials {
+    /// What Docker's credential file `config`, or the helper it names, has for a reference; nothing when there is no file.
+    /// A refresh token has the user name `<token>`, as in the protocol of the helpers.
+    pub async fn from_docker_config(
+        config: &Path,
+        reference: &Reference,
+    ) -> Result<Option<Self>, ImageError> {
+        Ok(find(config, reference).await?.map(Self::from))
+    }
+}
+
+impl From<Login> for Credentials {
+    fn from(login: Login) -> Self {
+        match login {
+            Login::Password(credentials) => credentials,
+            Login::IdentityToken(token) => Self { username: TOKEN_USER.to_owned(), password: token },
+        }
+    }
+}
+
+impl From<Credentials> for Login {
+    fn from(credentials: Credentials) -> Self {
+        if credentials.username == TOKEN_USER {
+            Self::IdentityToken(credentials.password)
+        } else {
+            Self::Password(credentials)
+        }
+    }
+}
+
 /// How to log in.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Login {
@@ -213,10 +243,7 @@ async fn ask_helper(name: &str, registry: &str) -> Result<Option<Login>, String>
     }
     let answer: HelperAnswer =
         serde_json::from_slice(&output).map_err(|_| format!("{program} gave an answer that is not valid"))?;
-    if answer.username == TOKEN_USER {
-        return Ok(Some(Login::IdentityToken(answer.secret)));
-    }
-    Ok(Some(Login::Password(Credentials { username: answer.username, password: answer.secret })))
+    Ok(Some(Credentials { username: answer.username, password: answer.secret }.into()))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::cli::PullArguments;
 use crate::client::Node;
 use crate::output::{self, Format};
 use crate::units;
-use credentials::Credentials;
+use image::{Credentials, Source};
 use progress::Progress;
 
 /// An event is under 1 KiB; a template with an image's environment can be larger.
@@ -26,15 +26,18 @@ const SILENCE: std::time::Duration = std::time::Duration::from_secs(600);
 const LOCAL_FORMS: [&str; 3] = ["oci:", "docker-archive:", "rootfs:"];
 
 pub(crate) async fn run(node: &Node, arguments: PullArguments, format: Format) -> anyhow::Result<()> {
-    let is_local = LOCAL_FORMS.iter().any(|form| arguments.reference.starts_with(form));
-    let credentials = match &arguments.username {
-        Some(username) => Some(Credentials { username: username.clone(), password: read_password()? }),
-        None if is_local => None,
-        None => credentials::find(&arguments.reference, |name| std::env::var_os(name))?,
+    let source_text = absolute(&arguments.reference)?;
+    let source: Source = source_text.parse()?;
+    let credentials = match (&arguments.username, &source) {
+        (Some(username), _) => Some(Credentials { username: username.clone(), password: read_password()? }),
+        (None, Source::Registry(reference)) => {
+            credentials::find(reference, |name| std::env::var_os(name)).await?
+        }
+        (None, _) => None,
     };
     let (username, password) = credentials.map(|found| (found.username, found.password)).unzip();
     let pull = PullTemplate {
-        source: absolute(&arguments.reference)?,
+        source: source_text,
         name: arguments.name.clone(),
         virtual_size_bytes: arguments.size,
         cpu_count: arguments.vcpus,

@@ -88,7 +88,7 @@ impl RemoteImage {
 
     async fn login(&self) -> Result<Option<Login>, ImageError> {
         if let Some(credentials) = &self.credentials {
-            return Ok(Some(Login::Password(credentials.clone())));
+            return Ok(Some(credentials.clone().into()));
         }
         match &self.settings.docker_config {
             Some(config) => credentials::find(config, &self.reference).await,
