@@ -70,13 +70,27 @@ pub(crate) struct Handle {
     pub(crate) spec: Arc<SandboxSpec>,
     pub(crate) state: watch::Receiver<State>,
     pub(crate) commands: mpsc::Sender<SetEnd>,
-    kill: Arc<watch::Sender<bool>>,
+    end: Arc<watch::Sender<Option<EndReason>>>,
 }
 
 impl Handle {
     /// Asks for the removal, in whatever state; asking again changes nothing.
     pub(crate) fn kill(&self) {
-        self.kill.send_replace(true);
+        self.end(EndReason::Killed);
+    }
+
+    /// Ends a sandbox whose disk is gone.
+    pub(crate) fn disk_lost(&self, reason: String) {
+        self.end(EndReason::DiskLost(reason));
+    }
+
+    /// The first reason stays.
+    fn end(&self, reason: EndReason) {
+        self.end.send_if_modified(|end| {
+            let first = end.is_none();
+            end.get_or_insert(reason);
+            first
+        });
     }
 
     pub(crate) fn live(&self) -> Option<Live> {
@@ -108,6 +122,8 @@ pub(crate) enum EndReason {
     Killed,
     #[error("its timeout was reached")]
     Expired,
+    #[error("its disk is lost: {0}")]
+    DiskLost(String),
     #[error("its virtual machine ended by itself")]
     MachineEnded,
     #[error("it could not be started: {0}")]
@@ -138,7 +154,8 @@ struct Actor {
     resources: Resources,
     state: watch::Sender<State>,
     commands: mpsc::Receiver<SetEnd>,
-    kill: watch::Receiver<bool>,
+    /// Why it is to end, as others decided.
+    end: watch::Receiver<Option<EndReason>>,
     stopping: watch::Receiver<bool>,
     _place: Option<OwnedSemaphorePermit>,
 }
@@ -158,14 +175,14 @@ pub(crate) fn spawn(
         Start::Remove(_) => State::Killing,
     });
     let (commands_sent, commands) = mpsc::channel(COMMANDS_MAX);
-    let (kill_sent, kill) = watch::channel(false);
+    let (end_sent, end) = watch::channel(None);
     let spec = Arc::new(record.spec);
     let handle = Handle {
         id: record.id.clone(),
         spec: spec.clone(),
         state: state_seen,
         commands: commands_sent,
-        kill: Arc::new(kill_sent),
+        end: Arc::new(end_sent),
     };
     shared.sandboxes().insert(record.id.clone(), handle.clone());
     let span = tracing::info_span!("sandbox", id = %record.id);
@@ -178,7 +195,7 @@ pub(crate) fn spawn(
         resources,
         state,
         commands,
-        kill,
+        end,
         _place: place,
     };
     tokio::spawn(actor.run(start).instrument(span));
@@ -235,7 +252,7 @@ impl Actor {
             // The order decides ties: a kill beats an extension, and an extension that arrived in time beats the end.
             tokio::select! {
                 biased;
-                () = requested(&mut self.kill) => return EndReason::Killed,
+                reason = end_wanted(&mut self.end) => return reason,
                 () = requested(&mut self.stopping) => return EndReason::NodeStops,
                 () = machine.wait() => return EndReason::MachineEnded,
                 Some(command) = self.commands.recv() => self.set_end(&mut live, command).await,
@@ -266,6 +283,16 @@ impl Actor {
             }
         };
         let _ = command.reply.send(result);
+    }
+}
+
+/// Waits until others want the sandbox to end.
+async fn end_wanted(end: &mut watch::Receiver<Option<EndReason>>) -> EndReason {
+    let wanted = end.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+    match wanted {
+        Some(reason) => reason,
+        // Whoever could want it is gone.
+        None => std::future::pending().await,
     }
 }
 
