@@ -5,6 +5,7 @@
 //! the node stops, with a record that lets the next node go on.
 
 mod create;
+mod full_disk;
 mod teardown;
 
 use std::net::Ipv4Addr;
@@ -244,6 +245,10 @@ impl Actor {
     /// Serves requests until the sandbox has a reason to end.
     async fn serve(&mut self, mut live: Live) -> EndReason {
         let Some(machine) = self.resources.machine.clone() else { return EndReason::MachineEnded };
+        let config = &self.shared.config;
+        let resuming =
+            full_disk::resume(machine.clone(), config.disk_check_interval, config.data_dir.clone());
+        tokio::pin!(resuming);
         loop {
             let left = live.end_at.saturating_since(self.shared.parts.clock.now());
             if left.is_zero() {
@@ -255,6 +260,7 @@ impl Actor {
                 reason = end_wanted(&mut self.end) => return reason,
                 () = requested(&mut self.stopping) => return EndReason::NodeStops,
                 () = machine.wait() => return EndReason::MachineEnded,
+                never = &mut resuming => match never {},
                 Some(command) = self.commands.recv() => self.set_end(&mut live, command).await,
                 () = tokio::time::sleep(left.min(CLOCK_CHECK_INTERVAL)) => {}
             }

@@ -101,3 +101,27 @@ async fn a_sandbox_that_became_ready_while_the_disks_were_listed_is_not_judged()
     both.sort();
     assert_eq!(ids, both);
 }
+
+#[tokio::test]
+async fn a_guest_that_waits_for_room_goes_on_when_there_is_some() {
+    let stage = stage().await;
+    let info = create(&stage.node).await;
+    stage.world.disk_full.store(true, Ordering::Relaxed);
+    stage.world.paused.lock().unwrap().insert(info.id.to_string());
+    within("it is tried more than once", async {
+        while stage.world.resumes.load(Ordering::Relaxed) < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    assert_eq!(stage.world.paused.lock().unwrap().len(), 1);
+    assert_eq!(stage.node.list(), std::slice::from_ref(&info));
+    stage.world.disk_full.store(false, Ordering::Relaxed);
+    within("it goes on", async {
+        while !stage.world.paused.lock().unwrap().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    assert_eq!(stage.node.list(), [info]);
+}

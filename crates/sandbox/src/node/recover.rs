@@ -110,7 +110,7 @@ async fn adopt(
         Err(reason) => lost = Some(reason),
     }
     if let Some(reason) = devices.lost(&record.id) {
-        lost.get_or_insert(format!("its disk is lost: {reason}"));
+        lost.get_or_insert_with(|| format!("its disk is lost: {reason}"));
     }
     let live = record.started_at.zip(resources.slot.as_ref()).map(|(started_at, slot)| Live {
         started_at,

@@ -81,6 +81,12 @@ pub struct World {
     pub damages: Mutex<BTreeMap<String, String>>,
     /// Whether the storage daemon answers.
     pub storage_answers: AtomicBool,
+    /// Machines that were stopped by a full disk.
+    pub paused: Mutex<BTreeSet<String>>,
+    /// Whether the disk is full: a machine that is resumed stops again.
+    pub disk_full: AtomicBool,
+    /// How often a machine was resumed.
+    pub resumes: AtomicU32,
     /// Indices of slots.
     pub slots: Mutex<BTreeSet<u32>>,
     /// Running machines by id.
@@ -109,6 +115,9 @@ impl World {
             devices: Mutex::default(),
             damages: Mutex::default(),
             storage_answers: AtomicBool::new(true),
+            paused: Mutex::default(),
+            disk_full: AtomicBool::new(false),
+            resumes: AtomicU32::new(0),
             slots: Mutex::default(),
             machines: Mutex::default(),
             seen: Mutex::default(),
