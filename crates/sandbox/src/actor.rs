@@ -5,6 +5,7 @@
 //! the node stops, with a record that lets the next node go on.
 
 mod create;
+mod full_disk;
 mod teardown;
 
 use std::net::Ipv4Addr;
@@ -70,13 +71,27 @@ pub(crate) struct Handle {
     pub(crate) spec: Arc<SandboxSpec>,
     pub(crate) state: watch::Receiver<State>,
     pub(crate) commands: mpsc::Sender<SetEnd>,
-    kill: Arc<watch::Sender<bool>>,
+    end: Arc<watch::Sender<Option<EndReason>>>,
 }
 
 impl Handle {
     /// Asks for the removal, in whatever state; asking again changes nothing.
     pub(crate) fn kill(&self) {
-        self.kill.send_replace(true);
+        self.end(EndReason::Killed);
+    }
+
+    /// Ends a sandbox whose disk is gone.
+    pub(crate) fn disk_lost(&self, reason: String) {
+        self.end(EndReason::DiskLost(reason));
+    }
+
+    /// The first reason stays.
+    fn end(&self, reason: EndReason) {
+        self.end.send_if_modified(|end| {
+            let first = end.is_none();
+            end.get_or_insert(reason);
+            first
+        });
     }
 
     pub(crate) fn live(&self) -> Option<Live> {
@@ -108,6 +123,8 @@ pub(crate) enum EndReason {
     Killed,
     #[error("its timeout was reached")]
     Expired,
+    #[error("its disk is lost: {0}")]
+    DiskLost(String),
     #[error("its virtual machine ended by itself")]
     MachineEnded,
     #[error("it could not be started: {0}")]
@@ -138,7 +155,8 @@ struct Actor {
     resources: Resources,
     state: watch::Sender<State>,
     commands: mpsc::Receiver<SetEnd>,
-    kill: watch::Receiver<bool>,
+    /// Why it is to end, as others decided.
+    end: watch::Receiver<Option<EndReason>>,
     stopping: watch::Receiver<bool>,
     _place: Option<OwnedSemaphorePermit>,
 }
@@ -158,14 +176,14 @@ pub(crate) fn spawn(
         Start::Remove(_) => State::Killing,
     });
     let (commands_sent, commands) = mpsc::channel(COMMANDS_MAX);
-    let (kill_sent, kill) = watch::channel(false);
+    let (end_sent, end) = watch::channel(None);
     let spec = Arc::new(record.spec);
     let handle = Handle {
         id: record.id.clone(),
         spec: spec.clone(),
         state: state_seen,
         commands: commands_sent,
-        kill: Arc::new(kill_sent),
+        end: Arc::new(end_sent),
     };
     shared.sandboxes().insert(record.id.clone(), handle.clone());
     let span = tracing::info_span!("sandbox", id = %record.id);
@@ -178,7 +196,7 @@ pub(crate) fn spawn(
         resources,
         state,
         commands,
-        kill,
+        end,
         _place: place,
     };
     tokio::spawn(actor.run(start).instrument(span));
@@ -227,6 +245,10 @@ impl Actor {
     /// Serves requests until the sandbox has a reason to end.
     async fn serve(&mut self, mut live: Live) -> EndReason {
         let Some(machine) = self.resources.machine.clone() else { return EndReason::MachineEnded };
+        let config = &self.shared.config;
+        let resuming =
+            full_disk::resume(machine.clone(), config.disk_check_interval, config.data_dir.clone());
+        tokio::pin!(resuming);
         loop {
             let left = live.end_at.saturating_since(self.shared.parts.clock.now());
             if left.is_zero() {
@@ -235,9 +257,10 @@ impl Actor {
             // The order decides ties: a kill beats an extension, and an extension that arrived in time beats the end.
             tokio::select! {
                 biased;
-                () = requested(&mut self.kill) => return EndReason::Killed,
+                reason = end_wanted(&mut self.end) => return reason,
                 () = requested(&mut self.stopping) => return EndReason::NodeStops,
                 () = machine.wait() => return EndReason::MachineEnded,
+                never = &mut resuming => match never {},
                 Some(command) = self.commands.recv() => self.set_end(&mut live, command).await,
                 () = tokio::time::sleep(left.min(CLOCK_CHECK_INTERVAL)) => {}
             }
@@ -266,6 +289,16 @@ impl Actor {
             }
         };
         let _ = command.reply.send(result);
+    }
+}
+
+/// Waits until others want the sandbox to end.
+async fn end_wanted(end: &mut watch::Receiver<Option<EndReason>>) -> EndReason {
+    let wanted = end.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+    match wanted {
+        Some(reason) => reason,
+        // Whoever could want it is gone.
+        None => std::future::pending().await,
     }
 }
 

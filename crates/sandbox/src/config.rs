@@ -44,6 +44,8 @@ pub struct NodeConfig {
     pub timeout_max: Duration,
     /// How long a request to kill waits for the removal to finish. The removal goes on after it.
     pub kill_wait: Duration,
+    /// How often it is looked whether running sandboxes still have a working disk.
+    pub disk_check_interval: Duration,
     /// How long the console of a sandbox that ended by itself is kept.
     pub console_retention: Duration,
 }
@@ -68,6 +70,7 @@ impl NodeConfig {
             create_deadline: Duration::from_secs(60),
             timeout_max: Duration::from_secs(24 * 3600),
             kill_wait: Duration::from_secs(30),
+            disk_check_interval: Duration::from_secs(3),
             console_retention: Duration::from_secs(3600),
         }
     }

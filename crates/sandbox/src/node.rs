@@ -1,5 +1,6 @@
 //! One host's sandboxes and templates.
 
+mod disks;
 mod pull;
 mod recover;
 mod requests;

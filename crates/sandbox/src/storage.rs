@@ -47,6 +47,8 @@ pub struct Device {
     pub id: String,
     /// What a machine opens.
     pub path: PathBuf,
+    /// Why every request of a machine that has it open fails; nothing for a sound one.
+    pub damage: Option<String>,
 }
 
 /// What an import says while it runs; the last event is `Done` or `Failed`.

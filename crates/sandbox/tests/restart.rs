@@ -127,6 +127,19 @@ fn a_sandbox_without_its_disk_is_removed() {
 }
 
 #[test]
+fn a_sandbox_whose_disk_is_damaged_is_removed_and_its_console_tells_why() {
+    let host = host();
+    let info = host.with_running();
+    let damage = (info.id.to_string(), "its mount was made anew".to_owned());
+    host.world.damages.lock().unwrap().extend([damage]);
+    host.settles();
+    host.lives(|node| async move {
+        let console = String::from_utf8(node.console(info.id.as_str()).await.unwrap().unwrap()).unwrap();
+        assert!(console.contains("its disk is lost: its mount was made anew"), "{console}");
+    });
+}
+
+#[test]
 fn a_sandbox_that_expired_meanwhile_is_removed() {
     let host = host();
     host.lives(|node| async move {

@@ -61,7 +61,7 @@ pub enum ClientError {
     /// The registry refused the credentials.
     #[error("{0}")]
     Refused(String),
-    /// The daemon is ending, or a registry is not reachable: try again later.
+    /// The daemon is ending: try again later.
     #[error("{0}")]
     Unavailable(String),
     /// A defect.

@@ -131,7 +131,10 @@ impl Started {
             threads: config.threads.unwrap_or_else(|| FuseConfig::threads_for(processors)),
             never_resend: false,
         })?);
-        let devices = Arc::new(Devices::open(&config.state_directory, records, Arc::clone(&front_end) as _)?);
+        let fresh_mount = !front_end.taken_over();
+        let devices =
+            Devices::open(&config.state_directory, records, Arc::clone(&front_end) as _, fresh_mount)?;
+        let devices = Arc::new(devices);
         // Users of the devices have waited long enough: everything else comes after.
         front_end.serve()?;
         let scratch = Arc::new(Scratch::new(Arc::clone(&devices)));

@@ -32,7 +32,7 @@ pub(crate) struct DeviceView {
     pub(crate) read_only: bool,
     pub(crate) lower_paths: Vec<PathBuf>,
     pub(crate) upper_data_bytes: u64,
-    /// Why it answers every request with EIO; empty when it is sound.
+    /// Why it is of no use to whoever has it open; empty when it is sound.
     pub(crate) damage: String,
 }
 
@@ -64,6 +64,10 @@ struct OpenDevice {
     served: Served,
 }
 
+/// What users of a device are told whose mount was lost.
+const USERS_LOST: &str = "its mount was lost when both the storage daemon and its keeper ended, and was made anew: every \
+                          request on a file that was opened before fails; its data is intact";
+
 #[derive(Debug, Clone)]
 enum Served {
     Stack(Arc<Stack>),
@@ -87,13 +91,21 @@ impl Entry {
 impl Devices {
     /// Opens every device on record. The front end does not serve yet; call its `serve` next.
     ///
-    /// A device that cannot be opened is served with errors and reported; it keeps no other from being served.
+    /// A device that cannot be opened is served with errors and reported; it keeps no other from being served. On a
+    /// `fresh_mount`, every device on record is marked as lost to its users.
     pub(crate) fn open(
         state_directory: &Path,
         records: Records,
         front_end: Arc<dyn FrontEnd>,
+        fresh_mount: bool,
     ) -> Result<Self, StorageError> {
-        let (good, bad) = records.load()?;
+        let (mut good, bad) = records.load()?;
+        // Before anything is served, and durably: the next daemon takes the new mount over and would not know.
+        for record in good.iter_mut().filter(|record| fresh_mount && !record.users_lost) {
+            record.users_lost = true;
+            records.write(record)?;
+            tracing::error!(device_id = record.device_id, "a device is lost to its users: {USERS_LOST}");
+        }
         let highest_inode = good.last().map_or(0, |record| record.inode);
         let devices = Self {
             records,
@@ -145,6 +157,7 @@ impl Devices {
             created_lower_count: 0,
             virtual_size_bytes: 0,
             upper: None,
+            users_lost: false,
         };
         let open = OpenDevice { record, served: Served::Unrecorded(reason) };
         let entry = Entry { operation: Mutex::default(), state: Mutex::new(Some(open)) };
@@ -316,7 +329,10 @@ impl Devices {
     fn view(&self, open: &OpenDevice) -> DeviceView {
         let record = &open.record;
         let (upper_data_bytes, damage) = match &open.served {
-            Served::Stack(stack) => (stack.upper_data_bytes(), String::new()),
+            Served::Stack(stack) => {
+                let damage = if record.users_lost { USERS_LOST } else { "" };
+                (stack.upper_data_bytes(), damage.to_owned())
+            }
             Served::Damaged(reason) | Served::Unrecorded(reason) => (0, reason.clone()),
         };
         DeviceView {

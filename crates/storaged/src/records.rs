@@ -34,6 +34,10 @@ pub(crate) struct DeviceRecord {
     pub(crate) created_lower_count: usize,
     pub(crate) virtual_size_bytes: u64,
     pub(crate) upper: Option<UpperRecord>,
+    /// Set when the mount had to be made anew while the device existed: whoever opened it before has a file that fails for
+    /// ever, and a later daemon on the new mount must know that too. Cleared when the device is asked for again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) users_lost: bool,
 }
 
 /// The writable layer of a device.

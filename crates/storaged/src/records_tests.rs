@@ -16,6 +16,7 @@ fn record(device_id: &str, inode: u64) -> DeviceRecord {
             uuid: "c0ffee00-0000-4000-8000-000000000000".into(),
             sealing_into: None,
         }),
+        users_lost: false,
     }
 }
 
@@ -26,6 +27,7 @@ fn a_record_comes_back_as_it_was_written() {
     let mut changed = record("one", 20);
     records.write(&changed).unwrap();
     changed.upper.as_mut().unwrap().sealing_into = Some("/sealed".into());
+    changed.users_lost = true;
     records.write(&changed).unwrap();
     records.write(&record("two", 17)).unwrap();
     let (good, bad) = records.load().unwrap();

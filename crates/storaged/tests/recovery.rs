@@ -195,19 +195,33 @@ async fn a_damaged_layer_fails_its_device_only() {
 }
 
 #[tokio::test]
-async fn a_dead_keeper_and_a_dead_daemon_are_replaced() {
+async fn a_dead_keeper_and_a_dead_daemon_are_replaced_and_open_devices_stay_marked_as_lost() {
     let site = Site::new();
     let daemon = site.start().await;
     let disk = daemon.disk(&site, "disk", MIB).await;
-    read_write(&disk).write_all_at(&block(0, 1), 0).unwrap();
+    let user = read_write(&disk);
+    user.write_all_at(&block(0, 1), 0).unwrap();
     let keeper = site.processes("fuse-keeper");
     daemon.kill();
     keeper.into_iter().for_each(common::kill_process);
     let daemon = site.start().await;
     let mut bytes = [0; 4096];
+    assert!(user.read_exact_at(&mut bytes, 0).is_err(), "the file of the lost mount works");
     read_write(&disk).read_exact_at(&mut bytes, 0).unwrap();
     assert!(bytes == block(0, 1));
     assert_eq!(site.mounts(), 1);
+    let damage = daemon.client.get_device("disk").await.unwrap().damage;
+    assert!(damage.contains("made anew"), "{damage}");
+    daemon.disk(&site, "new", MIB).await;
+    // The next daemon finds the mount in order; the first user is lost all the same.
+    daemon.kill();
+    let daemon = site.start().await;
+    assert!(user.read_exact_at(&mut bytes, 0).is_err());
+    let damage = async |name| daemon.client.get_device(name).await.unwrap().damage;
+    assert!(damage("disk").await.contains("made anew"));
+    assert_eq!(damage("new").await, "");
+    daemon.disk(&site, "disk", MIB).await;
+    assert_eq!(damage("disk").await, "");
     daemon.end();
 }
 

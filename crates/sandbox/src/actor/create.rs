@@ -12,7 +12,7 @@ use protocol::envd::InitRequest;
 use tokio::time::Instant;
 use vmm::{Disk, Machine, MachineConfig, NetworkInterface};
 
-use super::{Actor, EndReason, Live, State, requested};
+use super::{Actor, EndReason, Live, State, end_wanted, requested};
 use crate::DeviceRequest;
 
 /// First and longest limit of one connection attempt while the guest boots.
@@ -177,8 +177,8 @@ impl Actor {
 
     /// Whether there is a reason to stop, asked between two steps.
     fn check(&self, deadline: Instant, step: &str) -> Result<(), EndReason> {
-        if *self.kill.borrow() {
-            return Err(EndReason::Killed);
+        if let Some(reason) = &*self.end.borrow() {
+            return Err(reason.clone());
         }
         if *self.stopping.borrow() {
             return Err(EndReason::NodeStops);
@@ -190,7 +190,7 @@ impl Actor {
     async fn cut_short(&mut self, deadline: Instant, too_late: EndReason) -> EndReason {
         tokio::select! {
             biased;
-            () = requested(&mut self.kill) => EndReason::Killed,
+            reason = end_wanted(&mut self.end) => reason,
             () = requested(&mut self.stopping) => EndReason::NodeStops,
             () = tokio::time::sleep_until(deadline) => too_late,
         }

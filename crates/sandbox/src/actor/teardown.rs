@@ -71,7 +71,8 @@ impl Actor {
 
     async fn remove_files(&self, reason: &EndReason) -> Result<(), Stopping> {
         // After any other reason the client knows what happened, or has the console's end in its error.
-        let keep = matches!(reason, EndReason::MachineEnded | EndReason::Lost(_)).then(|| reason.to_string());
+        let untold = matches!(reason, EndReason::MachineEnded | EndReason::DiskLost(_) | EndReason::Lost(_));
+        let keep = untold.then(|| reason.to_string());
         let (paths, retention) = (self.paths.clone(), self.shared.config.console_retention);
         let consoles = self.shared.config.consoles_directory();
         let kept = tokio::task::spawn_blocking(move || {

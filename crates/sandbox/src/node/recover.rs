@@ -9,6 +9,7 @@ use futures_util::StreamExt;
 use tokio::sync::{Notify, RwLock, Semaphore, watch};
 use vmm::VmmError;
 
+use super::disks::{self, Disks};
 use super::{Node, Shared, pull};
 use crate::actor::{self, EndReason, Live, Resources, Start};
 use crate::record::{RecordState, SandboxRecord};
@@ -48,8 +49,7 @@ pub(super) async fn start(config: NodeConfig, parts: Parts) -> Result<Node, Node
     });
 
     let records = shared.store.sandboxes().await?;
-    let devices: HashSet<String> =
-        shared.parts.storage.list_devices().await?.into_iter().map(|device| device.id).collect();
+    let devices = Disks::list(&*shared.parts.storage).await?;
     let known: HashSet<SandboxId> = records.iter().map(|record| record.id.clone()).collect();
     let adopted: Vec<_> = futures_util::stream::iter(records)
         .map(|record| adopt(&shared, &devices, record))
@@ -63,6 +63,7 @@ pub(super) async fn start(config: NodeConfig, parts: Parts) -> Result<Node, Node
         actor::spawn(&shared, record, resources, place, start);
     }
     tokio::spawn(pull::collect_layers(shared.clone()));
+    tokio::spawn(disks::watch(shared.clone()));
     shared.collect_layers_soon();
     tracing::info!(tag = shared.tag.as_str(), sandboxes = known.len(), "node started");
     Ok(Node { shared })
@@ -91,7 +92,7 @@ async fn node_tag(config: &NodeConfig, parts: &Parts, store: &Store) -> Result<N
 /// Finds what there is of a recorded sandbox, and decides whether it goes on.
 async fn adopt(
     shared: &Arc<Shared>,
-    devices: &HashSet<String>,
+    devices: &Disks,
     record: SandboxRecord,
 ) -> (SandboxRecord, Resources, Start) {
     let mut resources = Resources::default();
@@ -108,8 +109,8 @@ async fn adopt(
         // Said last, since it is the best explanation when more than one thing is missing.
         Err(reason) => lost = Some(reason),
     }
-    if !devices.contains(record.id.as_str()) {
-        lost.get_or_insert_with(|| "its disk is gone".to_owned());
+    if let Some(reason) = devices.lost(&record.id) {
+        lost.get_or_insert_with(|| format!("its disk is lost: {reason}"));
     }
     let live = record.started_at.zip(resources.slot.as_ref()).map(|(started_at, slot)| Live {
         started_at,
@@ -155,7 +156,7 @@ async fn adopt_machine(
 }
 
 /// Removes what carries this node's mark and belongs to no record. A failure here costs room, not correctness.
-async fn sweep(shared: &Arc<Shared>, devices: &HashSet<String>, known: &HashSet<SandboxId>) {
+async fn sweep(shared: &Arc<Shared>, devices: &Disks, known: &HashSet<SandboxId>) {
     let orphan =
         |name: &str| SandboxId::parse(name).filter(|id| id.is_of(&shared.tag) && !known.contains(id));
     // Machines first: one that runs without a record still writes to its files.
@@ -164,7 +165,7 @@ async fn sweep(shared: &Arc<Shared>, devices: &HashSet<String>, known: &HashSet<
             tracing::warn!(%id, %error, "a machine without a sandbox stays");
         }
     }
-    for id in devices.iter().filter_map(|name| orphan(name)) {
+    for id in devices.ids().filter_map(orphan) {
         match shared.parts.storage.close_device(id.as_str()).await {
             Ok(()) => tracing::info!(%id, "removed a disk without a sandbox"),
             Err(error) => tracing::warn!(%id, %error, "a disk without a sandbox stays"),

@@ -31,7 +31,8 @@ impl From<ClientError> for StorageError {
 
 impl From<wire::Device> for Device {
     fn from(device: wire::Device) -> Self {
-        Self { id: device.device_id, path: PathBuf::from(device.path) }
+        let damage = Some(device.damage).filter(|reason| !reason.is_empty());
+        Self { id: device.device_id, path: PathBuf::from(device.path), damage }
     }
 }
 

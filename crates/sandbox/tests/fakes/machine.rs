@@ -96,7 +96,11 @@ impl Machine for FakeMachine {
     }
 
     async fn status(&self) -> MachineStatus {
-        if *self.alive.borrow() { MachineStatus::Running } else { MachineStatus::Exited }
+        match *self.alive.borrow() {
+            true if self.world.paused.lock().unwrap().contains(&self.record.id) => MachineStatus::Paused,
+            true => MachineStatus::Running,
+            false => MachineStatus::Exited,
+        }
     }
 
     async fn pause(&self, _timeout: Duration) -> Result<(), VmmError> {
@@ -104,6 +108,10 @@ impl Machine for FakeMachine {
     }
 
     async fn resume(&self) -> Result<(), VmmError> {
+        self.world.resumes.fetch_add(1, Ordering::Relaxed);
+        if !self.world.disk_full.load(Ordering::Relaxed) {
+            self.world.paused.lock().unwrap().remove(&self.record.id);
+        }
         Ok(())
     }
 

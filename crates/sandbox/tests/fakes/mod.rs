@@ -34,6 +34,7 @@ pub enum Step {
     CloseDevice,
     ReleaseSlot,
     Import,
+    ListDevices,
 }
 
 impl Step {
@@ -76,6 +77,16 @@ impl Gate {
 pub struct World {
     /// Devices by id, with their lowers.
     pub devices: Mutex<BTreeMap<String, Vec<PathBuf>>>,
+    /// What is wrong with a device.
+    pub damages: Mutex<BTreeMap<String, String>>,
+    /// Whether the storage daemon answers.
+    pub storage_answers: AtomicBool,
+    /// Machines that were stopped by a full disk.
+    pub paused: Mutex<BTreeSet<String>>,
+    /// Whether the disk is full: a machine that is resumed stops again.
+    pub disk_full: AtomicBool,
+    /// How often a machine was resumed.
+    pub resumes: AtomicU32,
     /// Indices of slots.
     pub slots: Mutex<BTreeSet<u32>>,
     /// Running machines by id.
@@ -102,6 +113,11 @@ impl World {
         let process = u8::try_from(std::process::id() % 100).unwrap();
         Arc::new(Self {
             devices: Mutex::default(),
+            damages: Mutex::default(),
+            storage_answers: AtomicBool::new(true),
+            paused: Mutex::default(),
+            disk_full: AtomicBool::new(false),
+            resumes: AtomicU32::new(0),
             slots: Mutex::default(),
             machines: Mutex::default(),
             seen: Mutex::default(),
@@ -213,6 +229,7 @@ pub fn config(directory: &Path) -> NodeConfig {
     );
     config.node_tag = NodeTag::parse("tst");
     config.create_deadline = Duration::from_secs(20);
+    config.disk_check_interval = Duration::from_millis(20);
     config
 }
 

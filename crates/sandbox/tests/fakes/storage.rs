@@ -17,7 +17,7 @@ use super::{Step, World};
 pub struct FakeStorage(pub Arc<World>);
 
 fn device(id: &str) -> Device {
-    Device { id: id.to_owned(), path: PathBuf::from("/devices").join(id) }
+    Device { id: id.to_owned(), path: PathBuf::from("/devices").join(id), damage: None }
 }
 
 /// The layers that the import of `source` gives.
@@ -43,7 +43,13 @@ impl Storage for FakeStorage {
     }
 
     async fn list_devices(&self) -> Result<Vec<Device>, StorageError> {
-        Ok(self.0.devices.lock().unwrap().keys().map(|id| device(id)).collect())
+        self.0.pass(Step::ListDevices).await.map_err(StorageError::Failed)?;
+        if !self.0.storage_answers.load(Ordering::Relaxed) {
+            return Err(StorageError::Unavailable("it is down".to_owned()));
+        }
+        let damages = self.0.damages.lock().unwrap().clone();
+        let devices = self.0.devices.lock().unwrap();
+        Ok(devices.keys().map(|id| Device { damage: damages.get(id).cloned(), ..device(id) }).collect())
     }
 
     async fn close_device(&self, id: &str) -> Result<(), StorageError> {

@@ -35,12 +35,18 @@ impl Devices {
         let _layers_stay = self.creation.blocking_read();
         let entry = Arc::clone(self.entries().entry(request.device_id.clone()).or_default());
         let _operation = entry.lock();
-        if let Some(open) = &*entry.state() {
+        if let Some(open) = &mut *entry.state() {
             if let Served::Unrecorded(reason) = &open.served {
                 let reason = reason.clone();
                 return Err(StorageError::Damaged { device_id: request.device_id.clone(), reason });
             }
             request.check_same(&open.record)?;
+            if open.record.users_lost {
+                // Whoever asks again opens it again.
+                let record = DeviceRecord { users_lost: false, ..open.record.clone() };
+                self.records.write(&record)?;
+                open.record = record;
+            }
             return Ok(self.view(open));
         }
         let made = self.make(request).map(|open| {
@@ -85,6 +91,7 @@ impl Devices {
                 uuid: uuid.to_string(),
                 sealing_into: None,
             }),
+            users_lost: false,
         };
         let upper = match &record.upper {
             Some(upper) => {

@@ -88,7 +88,8 @@ impl Fixture {
     /// What a daemon does at its start.
     fn open(&self) -> (Devices, Arc<Shelf>) {
         let shelf = Arc::new(Shelf::default());
-        let devices = Devices::open(self.directory.path(), self.records(), Arc::clone(&shelf) as _).unwrap();
+        let devices =
+            Devices::open(self.directory.path(), self.records(), Arc::clone(&shelf) as _, false).unwrap();
         (devices, shelf)
     }
 

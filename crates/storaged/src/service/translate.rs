@@ -112,7 +112,8 @@ fn image_code(error: &ImageError) -> Code {
             Code::ResourceExhausted
         }
         ImageError::Cancelled => Code::Cancelled,
-        ImageError::RegistryFailed { .. } => Code::Unavailable,
+        // Not Unavailable: callers would take it for the daemon's own silence.
+        ImageError::RegistryFailed { .. } => Code::FailedPrecondition,
         ImageError::Unauthorized { .. } => Code::PermissionDenied,
         _ => Code::FailedPrecondition,
     }

@@ -189,8 +189,10 @@ fn monitor_and_console(
 
 fn disk_arguments(line: &mut CommandLine, index: usize, disk: &Disk) -> Result<(), VmmError> {
     line.option("-blockdev", block_device(index, disk)?.to_string());
-    // Discarded blocks are given back to the layer stack; zeroes are written as a mapping there.
-    let abilities = if disk.read_only { "" } else { ",discard=on,write-zeroes=on" };
+    // Discarded blocks are given back to the layer stack; zeroes are written as a mapping there. A write for which the host
+    // has no room stops the machine, and is tried again when it is resumed; the guest sees every other error.
+    let abilities =
+        if disk.read_only { "" } else { ",discard=on,write-zeroes=on,werror=enospc,rerror=report" };
     line.option("-device", format!("virtio-blk-device,drive=disk{index}{abilities}"));
     Ok(())
 }

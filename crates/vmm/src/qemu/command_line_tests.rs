@@ -66,6 +66,14 @@ fn only_writable_disks_bypass_the_page_cache_and_discard() {
 }
 
 #[test]
+fn only_a_full_host_stops_a_machine_at_a_write() {
+    let line = line(&config(), HOST);
+    let disk = |name: &str| line.iter().find(|argument| argument.contains(name)).expect("a disk");
+    assert!(disk("drive=disk1").ends_with(",werror=enospc,rerror=report"));
+    assert!(!disk("drive=disk0").contains("werror"));
+}
+
+#[test]
 fn commas_in_option_paths_are_escaped() {
     let mut config = config();
     config.runtime_directory = "/run/a,b".into();
